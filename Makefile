@@ -1,0 +1,59 @@
+# Everything runs from the virtual environment that `make` builds by itself from requirements.lock.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test test-unit check format lock wheel clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY) ## build the virtual environment (every other target does this by itself)
+
+# The newest supported Python that really runs: a pyenv shim may be on PATH and still refuse.
+$(READY): requirements.lock pyproject.toml
+	@python=$${PYTHON:-}; \
+	for candidate in python3.13 python3.12 python3.11 python3 python; do \
+	  [ -n "$$python" ] && break; \
+	  "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && python=$$candidate; \
+	done; \
+	[ -n "$$python" ] || { echo "make: no Python 3.11 to 3.13 found; install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }; \
+	"$$python" -c 'import ensurepip' 2>/dev/null || { echo "make: $$python has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }; \
+	echo "setting up $(VENV) with $$("$$python" --version 2>&1)"; \
+	rm -rf $(VENV) && "$$python" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+demo: $(READY) ## start a real broker and Postgres, run the processor, show that nothing is lost or doubled
+	@$(BIN)/python -m demo
+
+test: $(READY) ## all tests, on a real broker and a real Postgres
+	@$(PYTEST)
+
+test-unit: $(READY) ## only the tests that need no server
+	@$(PYTEST) tests/unit
+
+check: $(READY) ## format, lint and strict types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(READY) ## rewrite the sources in the project's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: ## pin the newest versions again (needs uv)
+	@uv pip compile --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate --no-header \
+	  --no-emit-index-url --quiet --extra stack --group dev pyproject.toml --output-file requirements.lock
+
+wheel: $(READY) ## build dist/*.whl
+	@$(BIN)/python -m build --wheel --no-isolation
+
+clean: ## stop the local stack; remove the environment, caches and build results
+	@if [ -x $(BIN)/processor ]; then $(BIN)/processor stack down --quiet; fi
+	rm -rf $(VENV) .stack .mypy_cache .pytest_cache .ruff_cache dist

@@ -1,0 +1,1 @@
+"""Kafka consume-transform-produce with exactly-once effects across Postgres and Kafka."""

@@ -1,0 +1,39 @@
+"""Every error the processor raises, named by what happens next.
+
+ProcessorError
+├── ConfigError    the deployment is described wrongly: stop, exit 2
+├── SetupError     a server, file or permission is not as needed: stop, exit 1
+├── Halt           going on could lose or double something: stop with the reason, exit 1
+├── BatchAborted   roll back, find out from the stored facts what was committed, poll again
+└── Fenced         another instance owns our work: drop it, build a new producer, recover
+"""
+
+from __future__ import annotations
+
+
+class ProcessorError(Exception):
+    """Its text is one line for the operator: what is wrong, where, and what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(ProcessorError):
+    """The deployment is described wrongly."""
+
+    exit_code = 2
+
+
+class SetupError(ProcessorError):
+    """A server, a file or a permission is not as needed."""
+
+
+class Halt(ProcessorError):
+    """Going on could lose or double something; only an operator can decide."""
+
+
+class BatchAborted(ProcessorError):
+    """This attempt is void; recovery reads from both systems what became of it."""
+
+
+class Fenced(ProcessorError):
+    """Another instance took over; nothing of ours may be written any more."""
