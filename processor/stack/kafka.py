@@ -1,0 +1,277 @@
+"""One KRaft node, broker and controller in one process, and Kafka's own command-line tools."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from processor.errors import SetupError
+from processor.stack import jars, probe
+from processor.stack.display import Display
+from processor.stack.java import java
+from processor.stack.ports import LOOPBACK
+from processor.stack.process import ProcessId, clean_environment, spawn
+from processor.stack.server import Server
+from processor.stack.state import State, Store
+
+INTERNAL = "INTERNAL"
+CONTROLLER = "CONTROLLER"
+CLIENT = "CLIENT"
+MECHANISM = "SCRAM-SHA-512"
+SASL_USER = "processor"
+TLS_FOLDER = "tls"
+
+TOOLS = {
+    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "kafka-features": "org.apache.kafka.tools.FeatureCommand",
+    "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "kafka-metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
+    "kafka-reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "kafka-topics": "org.apache.kafka.tools.TopicCommand",
+    "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
+}
+
+# A development broker: quick to start and small, rather than fast at its peak.
+JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+
+BROKER_LOGGING = """\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = ${sys:stack.log}
+appender.file.filePattern = ${sys:stack.log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %m (%c)%n%throwable
+appender.file.policies.type = SizeBasedTriggeringPolicy
+appender.file.policies.size = 20MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+
+TOOLS_LOGGING = """\
+status = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %m (%c)%n
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+"""
+
+
+def is_secured(state: State) -> bool:
+    """Whether clients have a listener of their own, apart from the one between the brokers."""
+    return state.shape.sasl or state.shape.tls
+
+
+def client_protocol(state: State) -> str:
+    """Kafka's name for what clients have to speak."""
+    return {
+        (False, False): "PLAINTEXT",
+        (True, False): "SASL_PLAINTEXT",
+        (False, True): "SSL",
+        (True, True): "SASL_SSL",
+    }[state.shape.sasl, state.shape.tls]
+
+
+class Broker(Server):
+    """One node of the cluster."""
+
+    stop_signal = signal.SIGTERM
+
+    def __init__(
+        self, node_id: int, store: Store, *, secured: bool, classpath: list[Path] | None = None
+    ) -> None:
+        super().__init__(broker_name(node_id), store)
+        self.node_id = node_id
+        self.port_names = (INTERNAL, CONTROLLER, CLIENT) if secured else (INTERNAL, CONTROLLER)
+        self._classpath = classpath
+        self._folder = store.directory / self.name
+        self._properties = self._folder / "server.properties"
+        self._data = self._folder / "data"
+
+    def marker(self) -> str:
+        return str(self._properties)
+
+    def output(self) -> Path:
+        return self.log.with_suffix(".out")
+
+    def launch(self) -> ProcessId:
+        state = self.store.require()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        logging = self._folder / "log4j2.properties"
+        logging.write_text(BROKER_LOGGING)
+        self._properties.write_text(_as_text(settings(self.node_id, state, self._data)))
+        if not self._data.exists():
+            self._format(state)
+        return spawn(
+            [
+                java(),
+                *JVM,
+                "-Xmx512m",
+                f"-Dlog4j2.configurationFile={logging}",
+                f"-Dstack.log={self.log}",
+                "-cp",
+                self._jars(),
+                "kafka.Kafka",
+                self._properties,
+            ],
+            directory=self._folder,
+            output=self.output(),
+            environment=clean_environment("KAFKA_", "JAVA_TOOL_OPTIONS"),
+        )
+
+    def is_ready(self) -> bool:
+        """It answers, for our cluster, and counts itself among the brokers that serve clients."""
+        cluster = probe.ask(self.ports[INTERNAL])
+        return (
+            cluster is not None
+            and cluster.cluster_id == self.store.require().cluster_id
+            and self.node_id in cluster.node_ids
+        )
+
+    def sees(self, node_ids: frozenset[int]) -> bool:
+        """Whether it knows all of these brokers to serve clients."""
+        cluster = probe.ask(self.ports[INTERNAL])
+        return cluster is not None and node_ids <= cluster.node_ids
+
+    def _format(self, state: State) -> None:
+        """Create the data folder under another name first: a half-made one is never mistaken for data."""
+        partial = self._folder / "data.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        properties = self._folder / "format.properties"
+        properties.write_text(_as_text(settings(self.node_id, state, partial)))
+        scram = f"{MECHANISM}=[name={SASL_USER},password={state.sasl_password}]"
+        self._run(
+            "kafka.tools.StorageTool",
+            *("format", "--cluster-id", state.cluster_id, "--config", str(properties)),
+            *(("--add-scram", scram) if state.shape.sasl else ()),
+        )
+        partial.rename(self._data)
+
+    def _run(self, main: str, *arguments: str) -> None:
+        done = run_java(self.store.directory, self._jars(), main, *arguments)
+        if done.returncode != 0:
+            raise SetupError(f"{self.name}: {main} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+    def _jars(self) -> str:
+        found = self._classpath or jars.classpath(self.store.directory / "jars", Display())
+        return ":".join(map(str, found))
+
+
+def broker_name(node_id: int) -> str:
+    return f"broker-{node_id}"
+
+
+def run_java(
+    directory: Path, classpath: str, main: str, *arguments: str, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Kafka's command-line tools to its end."""
+    logging = directory / "tools-log4j2.properties"
+    if not logging.exists():
+        logging.write_text(TOOLS_LOGGING)
+    return subprocess.run(
+        [java(), *JVM, f"-Dlog4j2.configurationFile={logging}", "-cp", classpath, main, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        start_new_session=True,
+        env=clean_environment("KAFKA_", "JAVA_TOOL_OPTIONS"),
+        check=False,
+    )
+
+
+def settings(node_id: int, state: State, data: Path) -> dict[str, str]:
+    """The configuration of one node; everything in it follows from the state."""
+    nodes = range(1, state.shape.brokers + 1)
+    ports = {node: state.server(broker_name(node)).ports for node in nodes}
+    replication = min(3, state.shape.brokers)
+    in_sync = 2 if replication == 3 else 1
+    listeners = [INTERNAL, *([CLIENT] if is_secured(state) else [])]
+    addresses = {name: f"{name}://{LOOPBACK}:{port}" for name, port in ports[node_id].items()}
+    found = {
+        "process.roles": "broker,controller",
+        "node.id": node_id,
+        "controller.quorum.voters": ",".join(
+            f"{node}@{LOOPBACK}:{ports[node][CONTROLLER]}" for node in nodes
+        ),
+        "listeners": ",".join(addresses[name] for name in [*listeners, CONTROLLER]),
+        "advertised.listeners": ",".join(addresses[name] for name in listeners),
+        "listener.security.protocol.map": (
+            f"{INTERNAL}:PLAINTEXT,{CONTROLLER}:PLAINTEXT,{CLIENT}:{client_protocol(state)}"
+        ),
+        "controller.listener.names": CONTROLLER,
+        "inter.broker.listener.name": INTERNAL,
+        "log.dirs": data,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replication,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": replication,
+        "transaction.state.log.replication.factor": replication,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": replication,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        # The defaults of 50 make the first consumer and the first transaction wait for 50 partitions.
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.num.partitions": 4,
+        "group.initial.rebalance.delay.ms": 0,
+        # A crashed consumer is noticed in seconds instead of 45, in both group protocols. Not lower by
+        # default: on a busy laptop a healthy one would be thrown out; a test may set less by `overrides`.
+        "group.min.session.timeout.ms": 1000,
+        "group.consumer.min.session.timeout.ms": 1000,
+        "group.consumer.session.timeout.ms": 6000,
+        "group.consumer.min.heartbeat.interval.ms": 100,
+        "group.consumer.heartbeat.interval.ms": 500,
+        # The transaction of a crashed producer is aborted soon after its timeout, not up to 10 s later.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+        # A killed broker is fenced, and its partitions get new leaders, in 3 s instead of 9.
+        "broker.session.timeout.ms": 3000,
+        "broker.heartbeat.interval.ms": 500,
+        "controller.quorum.election.timeout.ms": 500,
+        "controller.quorum.fetch.timeout.ms": 1500,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
+        **(_sasl() if state.shape.sasl else {}),
+        **(_tls(data.parent.parent) if state.shape.tls else {}),
+        **state.overrides,
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
+def _sasl() -> dict[str, str]:
+    listener = f"listener.name.{CLIENT.lower()}"
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    return {
+        "sasl.enabled.mechanisms": MECHANISM,
+        f"{listener}.sasl.enabled.mechanisms": MECHANISM,
+        f"{listener}.{MECHANISM.lower()}.sasl.jaas.config": f"{module} required;",
+    }
+
+
+def _tls(directory: Path) -> dict[str, str]:
+    listener = f"listener.name.{CLIENT.lower()}"
+    return {
+        f"{listener}.ssl.keystore.type": "PEM",
+        f"{listener}.ssl.keystore.location": str(directory / TLS_FOLDER / "server.pem"),
+        f"{listener}.ssl.truststore.type": "PEM",
+        f"{listener}.ssl.truststore.location": str(directory / TLS_FOLDER / "ca.pem"),
+    }
+
+
+def _as_text(properties: Mapping[str, str]) -> str:
+    """Java's properties format, in which a backslash begins an escape."""
+    return "".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in properties.items())

