@@ -1,0 +1,127 @@
+"""Logs: one line per event on stderr, JSON for machines, readable when a terminal looks on.
+
+An event has a stable snake_case name and its data as keys. `PROCESSOR_LOG_FORMAT` (json, console or auto)
+and `PROCESSOR_LOG_LEVEL` (debug to critical) decide how much and in which form. What the standard library,
+asyncio and warnings have to say goes the same way. A SecretStr never gets out, wherever it hides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import orjson
+import structlog
+from pydantic import SecretStr
+
+from processor.errors import ConfigError
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("auto", "console", "json")
+HIDDEN = "***"
+
+
+def get_logger(**context: Any) -> structlog.stdlib.BoundLogger:
+    """A logger whose events all carry this context."""
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger("processor", **context)
+    return logger
+
+
+log = get_logger()
+
+
+def configure(environ: Mapping[str, str] | None = None) -> None:
+    """Send every log of this process to stderr. Calling it again starts afresh."""
+    environ = os.environ if environ is None else environ
+    level = _choice(environ, "PROCESSOR_LOG_LEVEL", LEVELS, "info")
+    form = _choice(environ, "PROCESSOR_LOG_FORMAT", FORMATS, "auto")
+    console = form == "console" or (form == "auto" and sys.stderr.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _without_secrets,
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared, structlog.stdlib.ExtraAdder()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *(_console() if console else _json()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # asyncio tells at debug level which selector it uses; nobody who debugs a deployment asked for that.
+    logging.getLogger("asyncio").setLevel(max(root.level, logging.INFO))
+    logging.captureWarnings(True)
+
+
+def _console() -> list[structlog.typing.Processor]:
+    colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    return [structlog.dev.ConsoleRenderer(colors=colors)]
+
+
+def _json() -> list[structlog.typing.Processor]:
+    return [structlog.processors.format_exc_info, _render_json]
+
+
+def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    ordered = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z
+    try:
+        line = orjson.dumps(ordered | dict(event), default=_plain, option=options)
+    except TypeError:  # an integer beyond 64 bits, a lone surrogate: rather as text than not at all
+        line = orjson.dumps({str(key): _printable(value) for key, value in (ordered | dict(event)).items()})
+    return line.decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return str(value)
+
+
+def _printable(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _without_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {key: _hidden(value) for key, value in event.items()}
+
+
+def _hidden(value: Any) -> Any:
+    match value:
+        case SecretStr():
+            return HIDDEN
+        case dict():
+            return {key: _hidden(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_hidden(item) for item in value]
+        case _:
+            return value
+
+
+def _choice(environ: Mapping[str, str], variable: str, valid: tuple[str, ...], default: str) -> str:
+    chosen = environ.get(variable, "").strip().lower() or default
+    if chosen not in valid:
+        raise ConfigError(f"{variable}: must be one of {', '.join(valid)}")
+    return chosen
