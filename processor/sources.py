@@ -19,7 +19,7 @@ from processor import librdkafka
 from processor.errors import ConfigError
 
 PREFIX = "PROCESSOR_"
-RESERVED = frozenset({"CONFIG", "FAILPOINTS", "LOG_FORMAT", "LOG_LEVEL", "STACK_DIR"})
+RESERVED = frozenset({"CONFIG", "FAILPOINTS", "LOG_FORMAT", "LOG_LEVEL", "STACK_DIR", "WORKERS"})
 LISTS = frozenset({("topics",), ("message", "id"), ("message", "type"), ("database", "migrations")})
 PROPERTY_TABLES = ("client", "consumer", "producer")
 SECRET_KEYS = (("database", "url"), ("database", "password"), ("database", "tls", "sslpassword"))

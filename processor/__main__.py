@@ -1,0 +1,5 @@
+"""`python -m processor`"""
+
+from processor.cli import main
+
+main()

@@ -1,0 +1,256 @@
+"""`processor check`: is this deployment described rightly, and do the servers agree?
+
+Offline it reads the configuration, imports the handlers and lets librdkafka judge its own settings. With
+`--connect` it also asks broker and database, read-only and each within a deadline. What cannot be asked
+without a side effect is said, not guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import asyncpg
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation as Operation  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
+
+from processor import dispatch, librdkafka, migrate
+from processor.config import Settings
+from processor.errors import ConfigError, SetupError
+
+DEADLINE_SECONDS = 10.0
+# A name such as localhost may first be tried on an address nobody listens on.
+SECOND_CHANCE_SECONDS = 2.0
+HOPELESS = frozenset({"_AUTHENTICATION", "_SSL"})
+
+TABLE_PRIVILEGES = """
+    SELECT t.name AS table, p.name AS privilege
+    FROM unnest(ARRAY['inbox', 'ledger']) AS t(name), unnest(ARRAY['SELECT', 'INSERT', 'UPDATE']) AS p(name)
+    WHERE to_regclass(t.name) IS NOT NULL AND NOT has_table_privilege(to_regclass(t.name), p.name)
+    ORDER BY 1, 2
+"""
+SERVER_STATE = """
+    SELECT current_setting('server_version') AS version, current_user AS username,
+           pg_is_in_recovery() AS standby, current_setting('synchronous_commit') AS synchronous_commit
+"""
+
+Kind = Literal["configuration", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `ok` is None where it could not be asked."""
+
+    kind: Kind
+    name: str
+    ok: bool | None
+    text: str
+
+
+def exit_code(findings: list[Finding]) -> int:
+    failed = {finding.kind for finding in findings if finding.ok is False}
+    return 2 if "configuration" in failed else 1 if failed else 0
+
+
+def offline(settings: Settings) -> list[Finding]:
+    """Everything that can be told without a server."""
+    topics = ", ".join(settings.topics)
+    read = Finding("configuration", settings.source, True, f"consumer {settings.consumer}, topics {topics}")
+    return [read, *_handlers(settings), *_clients(settings), *_migrations(settings)]
+
+
+def connected(settings: Settings) -> list[Finding]:
+    """Ask both servers; whatever they answer is a finding, never an exception."""
+    return [*broker(settings), *asyncio.run(database(settings))]
+
+
+def broker(settings: Settings) -> list[Finding]:
+    """Reachable, authenticated, topics there, and allowed to read them."""
+    errors: list[KafkaError] = []
+    silent = logging.Logger("processor.check", level=logging.CRITICAL + 1)
+    config = settings.kafka.admin_config() | {"error_cb": errors.append, "logger": silent}
+    servers = settings.kafka.bootstrap_servers
+    where = f"{settings.source}: kafka.bootstrap_servers"
+    try:
+        admin = AdminClient(config)
+        cluster = _answer(admin, admin.describe_cluster(request_timeout=DEADLINE_SECONDS), errors)
+        if cluster is None:
+            return [Finding("server", "kafka", False, f"{where}: {_unreachable(settings, servers, errors)}")]
+        known = admin.list_topics(timeout=DEADLINE_SECONDS).topics
+        findings = [Finding("server", "kafka", True, f"{servers}, {len(cluster.nodes)} broker(s)")]
+        findings += [_topic(settings, admin, topic, list(known), errors) for topic in settings.topics]
+        findings.append(_group(settings, admin, errors))
+    except KafkaException as error:
+        text = settings.redact(str(error.args[0].str()))
+        return [Finding("server", "kafka", False, f"{where}: cannot use {servers}: {text}")]
+    text = "writing outputs and the transactional id: brokers tell only those who try; not tried here"
+    return [*findings, Finding("server", "kafka write permissions", None, text)]
+
+
+async def database(settings: Settings) -> list[Finding]:
+    """Reachable, writable, the schema as this code needs it, and allowed to use it."""
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS), migrate.connected(settings) as connection:
+            state = await connection.fetchrow(SERVER_STATE)
+            assert state is not None
+            findings = [_server_state(settings, state)]
+            wanted = migrate.sets(settings)
+            findings.append(await _schema(settings, connection, wanted))
+            denied = await connection.fetch(TABLE_PRIVILEGES)
+            lacking = ", ".join(f"{row['privilege']} on {row['table']}" for row in denied)
+            text = (
+                f"{state['username']} lacks {lacking}: GRANT it"
+                if lacking
+                else "inbox and ledger may be written"
+            )
+            findings.append(Finding("server", "database permissions", not lacking, text))
+            return findings
+    except TimeoutError:
+        text = f"{settings.source}: database.url: no answer within {DEADLINE_SECONDS:.0f} s"
+    except (SetupError, ConfigError) as error:
+        text = str(error)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        text = migrate.unreachable(settings, error)
+    return [Finding("server", "database", False, text)]
+
+
+def _handlers(settings: Settings) -> Iterator[Finding]:
+    for type_, handler in settings.handlers.items():
+        name = f"handlers.{type_}"
+        try:
+            dispatch.load(settings.model_copy(update={"handlers": {type_: handler}}))
+        except ConfigError as error:
+            yield Finding("configuration", name, False, settings.redact(str(error)))
+        else:
+            without = "" if handler.inbox else ", without inbox"
+            yield Finding("configuration", name, True, f"{handler.call}{without}")
+
+
+def _clients(settings: Settings) -> Iterator[Finding]:
+    roles: tuple[tuple[Literal["consumer", "producer"], dict[str, Any]], ...] = (
+        ("consumer", settings.kafka.consumer_config(settings.consumer)),
+        ("producer", settings.kafka.producer_config(f"{settings.consumer}-check")),
+    )
+    refused = False
+    for role, config in roles:
+        if text := librdkafka.misfit(role, config):
+            refused = True
+            line = f"{settings.source}: kafka.{role}: librdkafka refuses it: {settings.redact(text)}"
+            yield Finding("configuration", f"kafka.{role}", False, line)
+    if not refused:
+        yield Finding("configuration", "kafka", True, "librdkafka accepts every setting")
+
+
+def _migrations(settings: Settings) -> Iterator[Finding]:
+    try:
+        for found in migrate.sets(settings):
+            last = found.migrations[-1]
+            yield Finding(
+                "configuration", f"migrations {found.name}", True, f"up to {last.version:04}_{last.name}"
+            )
+    except ConfigError as error:
+        yield Finding("configuration", "migrations", False, str(error))
+
+
+def _answer(admin: AdminClient, future: Future[Any], errors: list[KafkaError]) -> Any:
+    """The result, or None as soon as it is clear that there will be none."""
+    started = time.monotonic()
+    while not future.done():
+        admin.poll(0.05)
+        waited = time.monotonic() - started
+        names = {error.name() for error in errors}
+        hopeless = not HOPELESS.isdisjoint(names)
+        down = "_ALL_BROKERS_DOWN" in names and waited > SECOND_CHANCE_SECONDS
+        if hopeless or down or waited > DEADLINE_SECONDS:
+            return None
+    return future.result()
+
+
+def _unreachable(settings: Settings, servers: str, errors: list[KafkaError]) -> str:
+    by_name = {error.name(): error for error in errors}
+    if error := by_name.get("_AUTHENTICATION"):
+        fix = "check sasl.mechanism, sasl.username and sasl.password under kafka.client"
+    elif error := by_name.get("_SSL"):
+        fix = "check security.protocol and the ssl.* keys under kafka.client"
+    elif error := by_name.get("_RESOLVE"):
+        fix = "is the host name right?"
+    else:
+        error = by_name.get("_TRANSPORT") or next(iter(errors), None)
+        fix = "is the broker running, the address right, and security.protocol what it expects?"
+    reason = settings.redact(str(error.str())) if error else f"no answer within {DEADLINE_SECONDS:.0f} s"
+    return f"cannot use {servers}: {' '.join(reason.split())}; {fix}"
+
+
+def _topic(
+    settings: Settings, admin: AdminClient, topic: str, known: list[str], errors: list[KafkaError]
+) -> Finding:
+    name, where = f"topic {topic}", f"{settings.source}: topics"
+    if topic not in known:
+        near = difflib.get_close_matches(topic, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "create it, or allow this user to describe it"
+        return Finding("server", name, False, f"{where}: {topic} does not exist; {hint}")
+    asked = admin.describe_topics(
+        TopicCollection([topic]), include_authorized_operations=True, request_timeout=DEADLINE_SECONDS
+    )
+    try:
+        described = _answer(admin, asked[topic], errors)
+    except KafkaException as error:
+        return Finding("server", name, False, f"{where}: {topic}: {error.args[0].str()}")
+    if described is None:
+        return Finding("server", name, False, f"{where}: {topic}: no answer from the broker")
+    if _forbidden(described.authorized_operations):
+        return Finding("server", name, False, f"{where}: {topic}: this user may not READ it; add the ACL")
+    return Finding("server", name, True, f"{len(described.partitions)} partition(s), may be read")
+
+
+def _group(settings: Settings, admin: AdminClient, errors: list[KafkaError]) -> Finding:
+    name, where = f"group {settings.consumer}", f"{settings.source}: consumer"
+    asked = admin.describe_consumer_groups(
+        [settings.consumer], include_authorized_operations=True, request_timeout=DEADLINE_SECONDS
+    )
+    try:
+        described = _answer(admin, asked[settings.consumer], errors)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+            return Finding("server", name, False, f"{where}: {settings.consumer}: {error.args[0].str()}")
+        return Finding("server", name, True, "not there yet; the first start makes it")
+    if described is None:
+        return Finding("server", name, False, f"{where}: {settings.consumer}: no answer from the broker")
+    if _forbidden(described.authorized_operations):
+        text = f"{where}: {settings.consumer}: this user may not READ the group; add the ACL"
+        return Finding("server", name, False, text)
+    return Finding("server", name, True, f"{len(described.members)} member(s)")
+
+
+def _forbidden(operations: list[Operation] | None) -> bool:
+    """Brokers that do not tell leave this empty: then nothing is known, and nothing is claimed."""
+    return bool(operations) and not {Operation.READ, Operation.ALL}.intersection(operations or ())
+
+
+def _server_state(settings: Settings, state: Any) -> Finding:
+    where = f"{settings.source}: database.url"
+    if state["standby"]:
+        return Finding("server", "database", False, f"{where}: is a read-only standby; name the primary")
+    if state["synchronous_commit"] == "off":
+        text = f"{where}: synchronous_commit is off there: Postgres could forget what Kafka was told is done"
+        return Finding("server", "database", False, text)
+    return Finding("server", "database", True, f"PostgreSQL {state['version']} as {state['username']}")
+
+
+async def _schema(settings: Settings, connection: Any, wanted: tuple[migrate.MigrationSet, ...]) -> Finding:
+    try:
+        pending = (await migrate.status(connection, wanted)).pending
+    except SetupError as error:
+        return Finding("server", "schema", False, str(error))
+    if pending:
+        names = ", ".join(migration.label for migration in pending)
+        text = f"lacks {names}: run `processor migrate {settings.source}`"
+        return Finding("server", "schema", False, text)
+    return Finding("server", "schema", True, "as this code needs it")

@@ -1,0 +1,198 @@
+"""The command `processor`: one verb each, plain lines or JSON out, exit codes that mean something."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from processor import config, telemetry
+from processor.errors import ConfigError, ProcessorError
+from processor.stack.cli import app as stack_app
+
+EPILOG = (
+    "Environment: PROCESSOR_CONFIG names the configuration file; every setting in it can be overridden, as in"
+    " PROCESSOR_KAFKA__BOOTSTRAP_SERVERS or PROCESSOR_DATABASE__URL, and a secret read from a file, as in"
+    " PROCESSOR_DATABASE__URL_FILE. PROCESSOR_LOG_LEVEL (debug, info, warning, error, critical) and"
+    " PROCESSOR_LOG_FORMAT (auto, json, console) shape the log on stderr."
+    "\n\nExit status: 0 done or stopped as asked, 1 gave up or a server is not as needed,"
+    " 2 bad configuration."
+)
+
+app = typer.Typer(
+    name="processor",
+    help="Consume Kafka topics; apply each record to Postgres, and publish its outputs, exactly once.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(stack_app, name="stack")
+
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        envvar="PROCESSOR_CONFIG",
+        help="TOML file of one deployment, such as config/orders.toml.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"processor {version('kafka-postgres-processor')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop."),
+    ] = False,
+) -> None:
+    telemetry.configure()
+
+
+@app.command(epilog=EPILOG)
+def run(
+    config_file: ConfigFile,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, envvar="PROCESSOR_WORKERS", help="Processes to run; partitions are shared among them."
+        ),
+    ] = 1,
+) -> None:
+    """Consume the configured topics, run their handlers, publish their outputs.
+
+    Runs until SIGTERM or SIGINT: the current batch is committed or, after run.stop_timeout_ms, rolled back;
+    what was rolled back is redelivered, not lost.
+    """
+    settings = config.load(config_file)
+    from processor import service
+
+    raise typer.Exit(service.run(settings, workers) or 0)
+
+
+@app.command(epilog=EPILOG)
+def check(
+    config_file: ConfigFile,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect", help="Also ask brokers and database: topics, permissions, schema. Changes nothing."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Validate a configuration, its handlers' imports included, without side effects.
+
+    Secrets are never shown. Exit status 2 if the configuration is wrong, 1 if a server is not as needed.
+    """
+    from processor import check as checks
+
+    described: dict[str, Any] | None = None
+    try:
+        settings = config.load(config_file)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        findings = [
+            checks.Finding("configuration", str(config_file), False, line) for line in str(error).splitlines()
+        ]
+    else:
+        described = settings.describe()
+        findings = checks.offline(settings)
+        if connect and checks.exit_code(findings) == 0:
+            findings += checks.connected(settings)
+    code = checks.exit_code(findings)
+    if as_json:
+        _print_json({"ok": code == 0, "checks": findings, "settings": described})
+    else:
+        _print_findings(findings)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EPILOG)
+def migrate(
+    config_file: ConfigFile,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be applied; change nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the database to the schema this release and its handlers need.
+
+    Applies the numbered SQL files that are missing, each in one transaction, and records them. May be run by
+    many processes at once and again at any time. A file that fails leaves nothing behind.
+    """
+    from processor import migrate as migrations
+
+    async def act(settings: config.Settings) -> list[tuple[str, int, str]]:
+        sets = migrations.sets(settings)
+        async with migrations.connected(settings) as connection:
+            if dry_run:
+                pending = (await migrations.status(connection, sets)).pending
+                return [(one.set_name, one.version, one.name) for one in pending]
+            applied = await migrations.apply(connection, sets)
+            return [(one.set_name, one.version, one.name) for one in applied]
+
+    done = asyncio.run(act(config.load(config_file)))
+    if as_json:
+        files = [{"set": name, "version": number, "name": title} for name, number, title in done]
+        _print_json({"dry_run": dry_run, "pending" if dry_run else "applied": files})
+        return
+    for name, number, title in done:
+        typer.echo(f"{'would apply' if dry_run else 'applied'} {name}/{number:04}_{title}")
+    if not done:
+        typer.echo("nothing to apply: the database is as this code needs it")
+
+
+def main() -> None:
+    """Run the command line: an error of ours is one line and its exit code, only a bug is a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? rather than a traceback
+    try:
+        app(prog_name="processor")
+    except ProcessorError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Whoever read us may have gone; Python would complain about it once more while it exits."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_findings(findings: list[Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    marks = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
+    for finding in findings:
+        mark, style = marks[finding.ok]
+        separator = "" if finding.ok is False else f"{finding.name}: "
+        console.print(Text.assemble((mark, style), f" {separator}{finding.text}"))
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
