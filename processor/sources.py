@@ -6,6 +6,7 @@ error shows everything there is to mend. No value is ever repeated in a problem:
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -181,5 +182,6 @@ def _read_secret(source: Source, path: KeyPath, base: Path) -> None:
 
 
 def _neighbours(path: Path) -> str:
-    files = sorted(str(file) for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-    return f"; found: {', '.join(files[:5])}" if files else ""
+    files = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(str(path), files, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
