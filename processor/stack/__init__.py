@@ -24,9 +24,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
-        raise SetupError(
-            f"the local stack needs {', '.join(missing)}: pip install 'kafka-postgres-processor[stack]'"
-        )
+        raise SetupError(f"the local stack needs {', '.join(missing)}: pip install 'kafka-postgres-processor[stack]'")
     from processor.stack.local import Stack
 
     return Stack

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from processor.errors import SetupError
 from processor.stack.display import Display
+from processor.stack.process import one_line
 
 KAFKA_VERSION = "4.3.1"
 COORDINATES = (
@@ -103,20 +104,19 @@ def _download(cache: Path, display: Display) -> list[Path]:
     except (OSError, RuntimeError) as error:
         # Among them every network error. What arrived whole is kept for the next attempt.
         raise SetupError(
-            f"cannot download Apache Kafka {KAFKA_VERSION}: {_one_line(error)}: check the network, "
+            f"cannot download Apache Kafka {KAFKA_VERSION}: {one_line(str(error))}: check the network, "
             f"or set {MIRROR_VARIABLE} to a Maven repository you can reach, and try again"
         ) from error
     except Exception as error:
         # Something answered that is no Maven repository, and we cannot tell which files it spoiled.
         shutil.rmtree(repository, ignore_errors=True)
-        raise SetupError(f"the Maven repository sent nonsense: {_one_line(error)}: try again") from error
+        raise SetupError(f"the Maven repository sent nonsense: {one_line(str(error))}: try again") from error
     for path in paths:
         if not zipfile.is_zipfile(path):
             path.unlink()
             raise SetupError(f"{path.name} arrived damaged: try again")
     jars = tuple(
-        Jar(path=str(path.relative_to(cache)), size=path.stat().st_size, sha256=_sha256(path))
-        for path in paths
+        Jar(path=str(path.relative_to(cache)), size=path.stat().st_size, sha256=_sha256(path)) for path in paths
     )
     partial = cache / "manifest.partial"
     partial.write_text(Manifest(coordinates=COORDINATES, jars=jars).model_dump_json(indent=1))
@@ -127,10 +127,6 @@ def _download(cache: Path, display: Display) -> list[Path]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 @contextmanager

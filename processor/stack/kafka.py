@@ -13,7 +13,7 @@ from processor.stack import jars, probe
 from processor.stack.display import Display
 from processor.stack.java import java
 from processor.stack.ports import LOOPBACK
-from processor.stack.process import ProcessId, clean_environment, spawn
+from processor.stack.process import ProcessId, clean_environment, one_line, spawn
 from processor.stack.server import Server
 from processor.stack.state import State, Store
 
@@ -90,19 +90,16 @@ class Broker(Server):
 
     stop_signal = signal.SIGTERM
 
-    def __init__(
-        self, node_id: int, store: Store, *, secured: bool, classpath: list[Path] | None = None
-    ) -> None:
+    def __init__(self, node_id: int, store: Store, *, secured: bool, classpath: list[Path] | None = None) -> None:
         super().__init__(broker_name(node_id), store)
         self.node_id = node_id
         self.port_names = (INTERNAL, CONTROLLER, CLIENT) if secured else (INTERNAL, CONTROLLER)
         self._classpath = classpath
         self._folder = store.directory / self.name
-        self._properties = self._folder / "server.properties"
         self._data = self._folder / "data"
 
     def marker(self) -> str:
-        return str(self._properties)
+        return f"-Dstack.broker={self._folder}"
 
     def output(self) -> Path:
         return self.log.with_suffix(".out")
@@ -110,26 +107,27 @@ class Broker(Server):
     def launch(self) -> ProcessId:
         state = self.store.require()
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        logging = self._folder / "log4j2.properties"
-        logging.write_text(BROKER_LOGGING)
-        self._properties.write_text(_as_text(settings(self.node_id, state, self._data)))
+        (self._folder / "log4j2.properties").write_text(BROKER_LOGGING)
+        (self._folder / "server.properties").write_text(_as_text(settings(self.node_id, state, "data")))
         if not self._data.exists():
             self._format(state)
+        # Paths relative to its folder: Java and Kafka's lists of folders would misread some characters.
         return spawn(
             [
                 java(),
                 *JVM,
                 "-Xmx512m",
-                f"-Dlog4j2.configurationFile={logging}",
-                f"-Dstack.log={self.log}",
+                "-Dlog4j2.configurationFile=log4j2.properties",
+                f"-Dstack.log=../logs/{self.log.name}",
+                self.marker(),
                 "-cp",
                 self._jars(),
                 "kafka.Kafka",
-                self._properties,
+                "server.properties",
             ],
             directory=self._folder,
             output=self.output(),
-            environment=clean_environment("KAFKA_", "JAVA_TOOL_OPTIONS"),
+            environment=_environment(),
         )
 
     def is_ready(self) -> bool:
@@ -151,19 +149,18 @@ class Broker(Server):
         partial = self._folder / "data.partial"
         shutil.rmtree(partial, ignore_errors=True)
         properties = self._folder / "format.properties"
-        properties.write_text(_as_text(settings(self.node_id, state, partial)))
+        properties.write_text(_as_text(settings(self.node_id, state, partial.name)))
         scram = f"{MECHANISM}=[name={SASL_USER},password={state.sasl_password}]"
-        self._run(
+        done = run_tool(
+            self._folder,
+            self._jars(),
             "kafka.tools.StorageTool",
-            *("format", "--cluster-id", state.cluster_id, "--config", str(properties)),
+            *("format", "--cluster-id", state.cluster_id, "--config", properties.name),
             *(("--add-scram", scram) if state.shape.sasl else ()),
         )
-        partial.rename(self._data)
-
-    def _run(self, main: str, *arguments: str) -> None:
-        done = run_java(self.store.directory, self._jars(), main, *arguments)
         if done.returncode != 0:
-            raise SetupError(f"{self.name}: {main} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+            raise SetupError(f"{self.name}: formatting its data failed: {one_line(done.stderr or done.stdout)}")
+        partial.rename(self._data)
 
     def _jars(self) -> str:
         found = self._classpath or jars.classpath(self.store.directory / "jars", Display())
@@ -174,26 +171,30 @@ def broker_name(node_id: int) -> str:
     return f"broker-{node_id}"
 
 
-def run_java(
+def run_tool(
     directory: Path, classpath: str, main: str, *arguments: str, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Kafka's command-line tools to its end."""
-    logging = directory / "tools-log4j2.properties"
-    if not logging.exists():
-        logging.write_text(TOOLS_LOGGING)
+    """Run one of Kafka's command-line tools to its end, in this directory."""
+    (directory / "tools-log4j2.properties").write_text(TOOLS_LOGGING)
     return subprocess.run(
-        [java(), *JVM, f"-Dlog4j2.configurationFile={logging}", "-cp", classpath, main, *arguments],
+        [java(), *JVM, "-Dlog4j2.configurationFile=tools-log4j2.properties", "-cp", classpath, main, *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        cwd=directory,
         timeout=timeout,
         start_new_session=True,
-        env=clean_environment("KAFKA_", "JAVA_TOOL_OPTIONS"),
+        env=_environment(),
         check=False,
     )
 
 
-def settings(node_id: int, state: State, data: Path) -> dict[str, str]:
+def _environment() -> dict[str, str]:
+    """Ours, without what would reconfigure Java; with UTF-8, or it cannot read every folder's name."""
+    return clean_environment("KAFKA_", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "LC_") | {"LC_ALL": "C.UTF-8"}
+
+
+def settings(node_id: int, state: State, data: str) -> dict[str, str]:
     """The configuration of one node; everything in it follows from the state."""
     nodes = range(1, state.shape.brokers + 1)
     ports = {node: state.server(broker_name(node)).ports for node in nodes}
@@ -204,9 +205,7 @@ def settings(node_id: int, state: State, data: Path) -> dict[str, str]:
     found = {
         "process.roles": "broker,controller",
         "node.id": node_id,
-        "controller.quorum.voters": ",".join(
-            f"{node}@{LOOPBACK}:{ports[node][CONTROLLER]}" for node in nodes
-        ),
+        "controller.quorum.voters": ",".join(f"{node}@{LOOPBACK}:{ports[node][CONTROLLER]}" for node in nodes),
         "listeners": ",".join(addresses[name] for name in [*listeners, CONTROLLER]),
         "advertised.listeners": ",".join(addresses[name] for name in listeners),
         "listener.security.protocol.map": (
@@ -240,13 +239,11 @@ def settings(node_id: int, state: State, data: Path) -> dict[str, str]:
         # A killed broker is fenced, and its partitions get new leaders, in 3 s instead of 9.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
-        "controller.quorum.election.timeout.ms": 500,
-        "controller.quorum.fetch.timeout.ms": 1500,
         "num.network.threads": 2,
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
         **(_sasl() if state.shape.sasl else {}),
-        **(_tls(data.parent.parent) if state.shape.tls else {}),
+        **(_tls() if state.shape.tls else {}),
         **state.overrides,
     }
     return {name: str(value) for name, value in found.items()}
@@ -262,16 +259,15 @@ def _sasl() -> dict[str, str]:
     }
 
 
-def _tls(directory: Path) -> dict[str, str]:
+def _tls() -> dict[str, str]:
     listener = f"listener.name.{CLIENT.lower()}"
     return {
         f"{listener}.ssl.keystore.type": "PEM",
-        f"{listener}.ssl.keystore.location": str(directory / TLS_FOLDER / "server.pem"),
+        f"{listener}.ssl.keystore.location": f"../{TLS_FOLDER}/server.pem",
         f"{listener}.ssl.truststore.type": "PEM",
-        f"{listener}.ssl.truststore.location": str(directory / TLS_FOLDER / "ca.pem"),
+        f"{listener}.ssl.truststore.location": f"../{TLS_FOLDER}/ca.pem",
     }
 
 
 def _as_text(properties: Mapping[str, str]) -> str:
-    """Java's properties format, in which a backslash begins an escape."""
-    return "".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in properties.items())
+    return "".join(f"{name}={value}\n" for name, value in properties.items())

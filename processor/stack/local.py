@@ -55,7 +55,7 @@ class Stack:
     ) -> None:
         if brokers is not None and brokers < 1:
             raise SetupError(f"a cluster has at least one broker, not {brokers}")
-        self.directory = Path(directory).absolute()
+        self.directory = Path(directory).resolve()
         self._wanted = (brokers, sasl, tls)
         self._overrides = None if overrides is None else dict(overrides)
         self._store = Store(self.directory)
@@ -159,13 +159,11 @@ class Stack:
             return []
         return [self._status(server) for server in self._servers()]
 
-    def kafka_tool(
-        self, tool: str, *arguments: str, timeout: float = 60.0
-    ) -> subprocess.CompletedProcess[str]:
+    def kafka_tool(self, tool: str, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run one of Kafka's own command-line tools against this cluster; its errors are in the result."""
         if tool not in kafka.TOOLS:
             raise SetupError(f"no tool `{tool}`: there are {', '.join(kafka.TOOLS)}")
-        return kafka.run_java(
+        return kafka.run_tool(
             self.directory,
             ":".join(map(str, self._jars(Display()))),
             kafka.TOOLS[tool],
@@ -246,10 +244,19 @@ class Stack:
         """Launch the missing ones side by side, then wait for all."""
         cancelled = threading.Event()
         servers = self._servers()
+
+        def wait(server: Server) -> None:
+            try:
+                server.wait_ready(cancelled)
+            except SetupError:
+                # Without it the others may never get ready: a majority of the brokers is needed.
+                cancelled.set()
+                raise
+
         with ThreadPoolExecutor(len(servers)) as pool:
             try:
                 list(pool.map(lambda server: server.launch_and_record(), missing))
-                list(pool.map(lambda server: server.wait_ready(cancelled), servers))
+                list(pool.map(wait, servers))
             except BaseException:
                 cancelled.set()
                 raise

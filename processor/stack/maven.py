@@ -38,9 +38,7 @@ def fetch(
         return list(pool.map(lambda dependency: _jar(dependency, display), dependencies))
 
 
-def _resolve(
-    context: MavenContext, coordinates: tuple[str, ...], excluded: tuple[str, str]
-) -> list[Dependency]:
+def _resolve(context: MavenContext, coordinates: tuple[str, ...], excluded: tuple[str, str]) -> list[Dependency]:
     exclusions = [context.project(*excluded)]
     wanted = [context.create_dependency(coordinate, exclusions) for coordinate in coordinates]
     inputs, transitive = context.resolver.resolve(wanted)

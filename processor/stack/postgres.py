@@ -19,7 +19,7 @@ from pathlib import Path
 
 from processor.errors import SetupError
 from processor.stack.ports import LOOPBACK
-from processor.stack.process import Account, ProcessId, clean_environment, spawn
+from processor.stack.process import Account, ProcessId, clean_environment, one_line, spawn
 from processor.stack.server import Server
 from processor.stack.state import Store
 
@@ -47,12 +47,11 @@ class Postgres(Server):
         super().__init__("postgres", store)
 
     def marker(self) -> str:
-        home = self.store.require().postgres_home
-        return str(home / "data") if home else ""
+        return str(self._home() / "data")
 
     def launch(self) -> ProcessId:
         account = _account()
-        home = self._home(account)
+        home = self._ensure_home(account)
         installation = _installation(home, account)
         data = home / "data"
         if not data.exists():
@@ -68,22 +67,24 @@ class Postgres(Server):
 
     def is_ready(self) -> bool:
         """As `pg_ctl --wait` decides: the server writes its pid and then `ready` into its pid file."""
-        home = self.store.require().postgres_home
-        assert home is not None
         try:
-            lines = (home / "data" / "postmaster.pid").read_text().split("\n")
+            lines = (self._home() / "data" / "postmaster.pid").read_text().split("\n")
         except OSError:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
-    def _home(self, account: Account | None) -> Path:
-        """The folder that holds the data: the one in use so far, as long as it exists."""
-        known = self.store.require().postgres_home
-        if known is not None and known.is_dir():
-            return known
+    def _home(self) -> Path:
+        """The folder that holds the data: in the stack's own, unless the state names a private one."""
+        return self.store.require().postgres_home or self.store.directory / "postgres"
+
+    def _ensure_home(self, account: Account | None) -> Path:
+        home = self._home()
+        if home.is_dir():
+            return home
         home = _new_home(self.store.directory / "postgres", account)
-        with self.store.change() as state:
-            state.postgres_home = home
+        if home.parent != self.store.directory:
+            with self.store.change() as state:
+                state.postgres_home = home
         return home
 
     def _create_data(self, installation: Path, data: Path, account: Account | None) -> None:
@@ -114,7 +115,7 @@ class Postgres(Server):
         )
         password.unlink()
         if done.returncode != 0:
-            raise SetupError(f"{self.name}: initdb failed: {done.stdout.strip()[-500:]}")
+            raise SetupError(f"{self.name}: initdb failed: {one_line(done.stdout)}")
         partial.rename(data)
 
 
@@ -133,13 +134,15 @@ def _account() -> Account | None:
 
 def _new_home(preferred: Path, account: Account | None) -> Path:
     """The preferred folder if the server's user can work there, else a private temporary one."""
-    preferred.mkdir(mode=0o700, exist_ok=True)
     if account is None:
+        preferred.mkdir(mode=0o700)
         return preferred
     if _may_enter(preferred.parent, account):
-        os.chown(preferred, account.uid, account.gid)
-        return preferred
-    preferred.rmdir()
+        # Given away under another name: a folder under the final one always has its final owner.
+        partial = preferred.with_suffix(".partial")
+        partial.mkdir(mode=0o700, exist_ok=True)
+        os.chown(partial, account.uid, account.gid)
+        return partial.rename(preferred)
     for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108
         if _may_enter(Path(base), account):
             private = Path(tempfile.mkdtemp(prefix="processor-stack-", dir=base))

@@ -27,9 +27,7 @@ def ask(port: int) -> Cluster | None:
     """What the broker on this port says about its cluster; None while it does not answer."""
     client_id = b"stack"
     # Header: key, version, correlation id, client id. Body: an empty list of topics.
-    request = struct.pack(
-        f">hhih{len(client_id)}si", METADATA_KEY, METADATA_VERSION, 1, len(client_id), client_id, 0
-    )
+    request = struct.pack(f">hhih{len(client_id)}si", METADATA_KEY, METADATA_VERSION, 1, len(client_id), client_id, 0)
     try:
         with socket.create_connection((LOOPBACK, port), TIMEOUT_SECONDS) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)

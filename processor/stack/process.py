@@ -130,9 +130,7 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def wait_until(
-    condition: Callable[[], bool], seconds: float, cancelled: threading.Event | None = None
-) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float, cancelled: threading.Event | None = None) -> bool:
     """Poll a real condition until it holds; False if the time is over or the wait was cancelled."""
     pause = cancelled or threading.Event()
     deadline = time.monotonic() + seconds
@@ -145,3 +143,8 @@ def wait_until(
 def clean_environment(*prefixes: str) -> dict[str, str]:
     """Our environment without the variables that would reconfigure the server behind our back."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The end of what a program said, fit for an error message."""
+    return " ".join(text.split())[-limit:]

@@ -78,9 +78,7 @@ class Server(ABC):
             if not self.running:
                 taken = [port for port in self.ports.values() if not ports.is_free(port)]
                 if taken:
-                    raise SetupError(
-                        f"{self.name}: port {taken[0]} was taken meanwhile: run `processor stack up`"
-                    )
+                    raise SetupError(f"{self.name}: port {taken[0]} was taken meanwhile: run `processor stack up`")
                 self.launch_and_record()
         if wait:
             self.wait_ready()

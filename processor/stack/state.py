@@ -76,9 +76,7 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValidationError as error:
-            raise SetupError(
-                f"{self.path} is damaged: remove it with `processor stack down --purge`"
-            ) from error
+            raise SetupError(f"{self.path} is damaged: remove it with `processor stack down --purge`") from error
         except OSError as error:
             raise SetupError(f"cannot read {self.path}: {error.strerror}") from error
 
@@ -122,9 +120,7 @@ class Store:
             ) from error
         with file:
             if not wait_until(lambda: _locked(file.fileno()), LOCK_SECONDS):
-                raise SetupError(
-                    f"another `processor stack` command has been working in {self.directory} for minutes"
-                )
+                raise SetupError(f"another `processor stack` command has been working in {self.directory} for minutes")
             yield
 
 
