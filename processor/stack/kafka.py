@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from processor.stack.display import Display
 from processor.stack.java import java
 from processor.stack.ports import LOOPBACK
 from processor.stack.process import ProcessId, clean_environment, one_line, spawn
-from processor.stack.server import Server
+from processor.stack.server import Server, workshop
 from processor.stack.state import State, Store
 
 INTERNAL = "INTERNAL"
@@ -145,22 +144,21 @@ class Broker(Server):
         return cluster is not None and node_ids <= cluster.node_ids
 
     def _format(self, state: State) -> None:
-        """Create the data folder under another name first: a half-made one is never mistaken for data."""
-        partial = self._folder / "data.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        properties = self._folder / "format.properties"
-        properties.write_text(_as_text(settings(self.node_id, state, partial.name)))
-        scram = f"{MECHANISM}=[name={SASL_USER},password={state.sasl_password}]"
-        done = run_tool(
-            self._folder,
-            self._jars(),
-            "kafka.tools.StorageTool",
-            *("format", "--cluster-id", state.cluster_id, "--config", properties.name),
-            *(("--add-scram", scram) if state.shape.sasl else ()),
-        )
-        if done.returncode != 0:
-            raise SetupError(f"{self.name}: formatting its data failed: {one_line(done.stderr or done.stdout)}")
-        partial.rename(self._data)
+        with workshop(self._folder) as made:
+            properties = made / "format.properties"
+            properties.write_text(_as_text(settings(self.node_id, state, f"{made.name}/data")))
+            scram = f"{MECHANISM}=[name={SASL_USER},password={state.sasl_password}]"
+            done = run_tool(
+                self._folder,
+                self._jars(),
+                "kafka.tools.StorageTool",
+                *("format", "--cluster-id", state.cluster_id, "--config", f"{made.name}/{properties.name}"),
+                *(("--add-scram", scram) if state.shape.sasl else ()),
+            )
+            if done.returncode != 0:
+                said = one_line(done.stderr or done.stdout)
+                raise SetupError(f"{self.name}: formatting its data failed: {said}")
+            (made / "data").rename(self._data)
 
     def _jars(self) -> str:
         found = self._classpath or jars.classpath(self.store.directory / "jars", Display())

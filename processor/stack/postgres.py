@@ -17,10 +17,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from processor.errors import SetupError
 from processor.stack.ports import LOOPBACK
 from processor.stack.process import Account, ProcessId, clean_environment, one_line, spawn
-from processor.stack.server import Server
+from processor.stack.server import Server, workshop
 from processor.stack.state import Store
 
 SQL = "sql"
@@ -56,6 +58,7 @@ class Postgres(Server):
         data = home / "data"
         if not data.exists():
             self._create_data(installation, data, account)
+        self._forget_zombie(data / "postmaster.pid")
         options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
         return spawn(
             [installation / "bin" / "postgres", "-D", data, "-p", str(self.ports[SQL]), *options],
@@ -73,6 +76,18 @@ class Postgres(Server):
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
+    def _forget_zombie(self, pid_file: Path) -> None:
+        """Postgres takes a killed predecessor for alive until its parent has noticed its end.
+
+        In a container whose first process never does, that is for ever.
+        """
+        try:
+            pid = int(pid_file.read_text().split("\n")[0])
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                pid_file.unlink()
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return
+
     def _home(self) -> Path:
         """The folder that holds the data: in the stack's own, unless the state names a private one."""
         return self.store.require().postgres_home or self.store.directory / "postgres"
@@ -88,35 +103,32 @@ class Postgres(Server):
         return home
 
     def _create_data(self, installation: Path, data: Path, account: Account | None) -> None:
-        """Under another name first: a half-made folder is never mistaken for a database."""
-        partial = data.with_name("data.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        password = data.with_name("password")
-        password.write_text(self.store.require().postgres_password)
-        if account:
-            os.chown(password, account.uid, account.gid)
-        password.chmod(0o600)
-        done = subprocess.run(
-            [
-                installation / "bin" / "initdb",
-                *("--pgdata", partial, "--username", "postgres", "--pwfile", password),
-                *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-sync", "--no-instructions"),
-                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=data.parent,
-            env=clean_environment("PG"),
-            start_new_session=True,
-            check=False,
-            **(account.options() if account else {}),
-        )
-        password.unlink()
-        if done.returncode != 0:
-            raise SetupError(f"{self.name}: initdb failed: {one_line(done.stdout)}")
-        partial.rename(data)
+        with workshop(data.parent) as made:
+            password = made / "password"
+            password.write_text(self.store.require().postgres_password)
+            if account:
+                os.chown(made, account.uid, account.gid)
+                os.chown(password, account.uid, account.gid)
+            done = subprocess.run(
+                [
+                    installation / "bin" / "initdb",
+                    *("--pgdata", made / "data", "--username", "postgres", "--pwfile", password),
+                    *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-sync", "--no-instructions"),
+                    *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=made,
+                env=clean_environment("PG"),
+                start_new_session=True,
+                check=False,
+                **(account.options() if account else {}),
+            )
+            if done.returncode != 0:
+                raise SetupError(f"{self.name}: initdb failed: {one_line(done.stdout)}")
+            (made / "data").rename(data)
 
 
 def _account() -> Account | None:
@@ -164,12 +176,11 @@ def _installation(home: Path, account: Account | None) -> Path:
         return original
     copy = home / f"installation-{importlib.metadata.version(PACKAGE)}"
     if not copy.exists():
-        partial = copy.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(original, partial, ignore=shutil.ignore_patterns("include"))
-        for path in (partial, *partial.rglob("*")):
-            os.chown(path, account.uid, account.gid, follow_symlinks=False)
-        partial.rename(copy)
+        with workshop(home) as made:
+            partial = shutil.copytree(original, made / copy.name, ignore=shutil.ignore_patterns("include"))
+            for path in (partial, *partial.rglob("*")):
+                os.chown(path, account.uid, account.gid, follow_symlinks=False)
+            partial.rename(copy)
     return copy
 
 

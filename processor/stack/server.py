@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -186,3 +190,19 @@ class Server(ABC):
             if errors:
                 return f"{errors[-1].strip()[:300]} (see {path})"
         return f"see {self.log}"
+
+
+@contextmanager
+def workshop(folder: Path) -> Iterator[Path]:
+    """A new folder to make data in, to be renamed when it is whole.
+
+    So that half-made data is never mistaken for data. Its name is new each time: if an earlier run was
+    killed, the program it had started may still be at work in the one it made.
+    """
+    for old in folder.glob("new-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix="new-", dir=folder))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
