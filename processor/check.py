@@ -2,7 +2,8 @@
 
 Offline it reads the configuration, imports the handlers and lets librdkafka judge its own settings. With
 `--connect` it also asks broker and database, read-only and each within a deadline. What cannot be asked
-without a side effect is said, not guessed.
+without a side effect is said, not guessed. (A cluster that never had a consumer group makes its own internal
+offsets topic when it is first asked about one.)
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from processor.errors import ConfigError, SetupError
 DEADLINE_SECONDS = 10.0
 # A name such as localhost may first be tried on an address nobody listens on.
 SECOND_CHANCE_SECONDS = 2.0
+# What a broker answers while it takes over a group, as after its start.
+COORDINATOR_MOVES = frozenset({"NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"})
 HOPELESS = frozenset({"_AUTHENTICATION", "_SSL"})
 
 TABLE_PRIVILEGES = """
@@ -105,11 +108,8 @@ async def database(settings: Settings) -> list[Finding]:
             findings.append(await _schema(settings, connection, wanted))
             denied = await connection.fetch(TABLE_PRIVILEGES)
             lacking = ", ".join(f"{row['privilege']} on {row['table']}" for row in denied)
-            text = (
-                f"{state['username']} lacks {lacking}: GRANT it"
-                if lacking
-                else "inbox and ledger may be written"
-            )
+            refused = f"{settings.source}: database.url: {state['username']} lacks {lacking}: GRANT it"
+            text = refused if lacking else "inbox and ledger may be written"
             findings.append(Finding("server", "database permissions", not lacking, text))
             return findings
     except TimeoutError:
@@ -152,9 +152,7 @@ def _migrations(settings: Settings) -> Iterator[Finding]:
     try:
         for found in migrate.sets(settings):
             last = found.migrations[-1]
-            yield Finding(
-                "configuration", f"migrations {found.name}", True, f"up to {last.version:04}_{last.name}"
-            )
+            yield Finding("configuration", f"migrations {found.name}", True, f"up to {last.version:04}_{last.name}")
     except ConfigError as error:
         yield Finding("configuration", "migrations", False, str(error))
 
@@ -188,9 +186,7 @@ def _unreachable(settings: Settings, servers: str, errors: list[KafkaError]) -> 
     return f"cannot use {servers}: {' '.join(reason.split())}; {fix}"
 
 
-def _topic(
-    settings: Settings, admin: AdminClient, topic: str, known: list[str], errors: list[KafkaError]
-) -> Finding:
+def _topic(settings: Settings, admin: AdminClient, topic: str, known: list[str], errors: list[KafkaError]) -> Finding:
     name, where = f"topic {topic}", f"{settings.source}: topics"
     if topic not in known:
         near = difflib.get_close_matches(topic, known, n=1)
@@ -202,7 +198,7 @@ def _topic(
     try:
         described = _answer(admin, asked[topic], errors)
     except KafkaException as error:
-        return Finding("server", name, False, f"{where}: {topic}: {error.args[0].str()}")
+        return Finding("server", name, False, f"{where}: {topic}: {error.args[0].name()}: {error.args[0].str()}")
     if described is None:
         return Finding("server", name, False, f"{where}: {topic}: no answer from the broker")
     if _forbidden(described.authorized_operations):
@@ -211,21 +207,27 @@ def _topic(
 
 
 def _group(settings: Settings, admin: AdminClient, errors: list[KafkaError]) -> Finding:
-    name, where = f"group {settings.consumer}", f"{settings.source}: consumer"
-    asked = admin.describe_consumer_groups(
-        [settings.consumer], include_authorized_operations=True, request_timeout=DEADLINE_SECONDS
-    )
-    try:
-        described = _answer(admin, asked[settings.consumer], errors)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-            return Finding("server", name, False, f"{where}: {settings.consumer}: {error.args[0].str()}")
-        return Finding("server", name, True, "not there yet; the first start makes it")
+    group = settings.consumer
+    name, where = f"group {group}", f"{settings.source}: consumer: {group}"
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        asked = admin.describe_consumer_groups(
+            [group], include_authorized_operations=True, request_timeout=DEADLINE_SECONDS
+        )
+        try:
+            described = _answer(admin, asked[group], errors)
+            break
+        except KafkaException as error:
+            refused = error.args[0]
+        if refused.code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return Finding("server", name, True, "not there yet; the first start makes it")
+        if refused.name() not in COORDINATOR_MOVES or time.monotonic() > deadline:
+            return Finding("server", name, False, f"{where}: {refused.name()}: {refused.str()}")
+        admin.poll(0.1)
     if described is None:
-        return Finding("server", name, False, f"{where}: {settings.consumer}: no answer from the broker")
+        return Finding("server", name, False, f"{where}: no answer from the broker")
     if _forbidden(described.authorized_operations):
-        text = f"{where}: {settings.consumer}: this user may not READ the group; add the ACL"
-        return Finding("server", name, False, text)
+        return Finding("server", name, False, f"{where}: this user may not READ the group; add the ACL")
     return Finding("server", name, True, f"{len(described.members)} member(s)")
 
 
@@ -248,9 +250,9 @@ async def _schema(settings: Settings, connection: Any, wanted: tuple[migrate.Mig
     try:
         pending = (await migrate.status(connection, wanted)).pending
     except SetupError as error:
-        return Finding("server", "schema", False, str(error))
+        return Finding("server", "schema", False, f"{settings.source}: database.url: {error}")
     if pending:
         names = ", ".join(migration.label for migration in pending)
-        text = f"lacks {names}: run `processor migrate {settings.source}`"
+        text = f"{settings.source}: database.url: the database lacks {names}: run `processor migrate {settings.source}`"
         return Finding("server", "schema", False, text)
     return Finding("server", "schema", True, "as this code needs it")

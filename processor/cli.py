@@ -70,9 +70,7 @@ def run(
     config_file: ConfigFile,
     workers: Annotated[
         int,
-        typer.Option(
-            min=1, envvar="PROCESSOR_WORKERS", help="Processes to run; partitions are shared among them."
-        ),
+        typer.Option(min=1, envvar="PROCESSOR_WORKERS", help="Processes to run; partitions are shared among them."),
     ] = 1,
 ) -> None:
     """Consume the configured topics, run their handlers, publish their outputs.
@@ -91,9 +89,7 @@ def check(
     config_file: ConfigFile,
     connect: Annotated[
         bool,
-        typer.Option(
-            "--connect", help="Also ask brokers and database: topics, permissions, schema. Changes nothing."
-        ),
+        typer.Option("--connect", help="Also ask brokers and database: topics, permissions, schema. Changes nothing."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -109,9 +105,7 @@ def check(
     except ConfigError as error:
         if not as_json:
             raise
-        findings = [
-            checks.Finding("configuration", str(config_file), False, line) for line in str(error).splitlines()
-        ]
+        findings = [checks.Finding("configuration", str(config_file), False, line) for line in str(error).splitlines()]
     else:
         described = settings.describe()
         findings = checks.offline(settings)

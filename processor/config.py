@@ -62,9 +62,7 @@ class HandlerSettings(_Table):
         if isinstance(value, dict) and "call" not in value:
             unknown = [str(key) for key in value if key not in cls.model_fields]
             if unknown and not difflib.get_close_matches(unknown[0], cls.model_fields):
-                raise ValueError(
-                    f'has no call; a message type with a dot is written in quotes: "….{unknown[0]}"'
-                )
+                raise ValueError(f'has no call; a message type with a dot is written in quotes: "….{unknown[0]}"')
         return value
 
     @field_validator("call")
@@ -86,9 +84,7 @@ class MessageSettings(_Table):
     @field_validator("id")
     @classmethod
     def _id_strategies(cls, chain: tuple[str, ...]) -> tuple[str, ...]:
-        return _checked_chain(
-            chain, ("header:", "payload:/", "business:", "content-hash", "offset"), always="offset"
-        )
+        return _checked_chain(chain, ("header:", "payload:/", "business:", "content-hash", "offset"), always="offset")
 
     @field_validator("type")
     @classmethod
@@ -113,8 +109,7 @@ class KafkaSettings(_Table):
     def _decided_by_the_broker(cls, value: int, info: ValidationInfo) -> int:
         if info.data.get("group_protocol") == "consumer":
             raise ValueError(
-                "cannot be set with group_protocol = consumer: the broker decides"
-                " (group.consumer.session.timeout.ms)"
+                "cannot be set with group_protocol = consumer: the broker decides (group.consumer.session.timeout.ms)"
             )
         return value
 
@@ -234,9 +229,7 @@ class DatabaseSettings(_Table):
         for host in parts.netloc.rpartition("@")[2].split(","):
             port = re.sub(r"^\[[^]]*]", "", host).partition(":")[2]
             if port and not port.isdecimal():
-                raise ValueError(
-                    "has a port that is no number; percent-encode special characters in the password"
-                )
+                raise ValueError("has a port that is no number; percent-encode special characters in the password")
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         modes = get_args(get_args(TlsSettings.model_fields["sslmode"].annotation)[0])
         if query.get("sslmode", "prefer") not in modes:
@@ -452,9 +445,7 @@ def _check_strategy(strategy: str, valid: tuple[str, ...]) -> None:
     if kind in ("header", "constant") and not rest:
         raise ValueError(f"{strategy!r} lacks a name, as in {kind}:NAME")
     if kind == "payload" and (not rest.startswith("/") or re.search(r"~(?![01])", rest)):
-        raise ValueError(
-            f"{strategy!r} is no JSON pointer, as in payload:/order/id (~ is written ~0, / is ~1)"
-        )
+        raise ValueError(f"{strategy!r} is no JSON pointer, as in payload:/order/id (~ is written ~0, / is ~1)")
     if kind == "business":
         _check_template(strategy, rest)
 
@@ -550,9 +541,7 @@ def _problems(detail: ErrorDetails, values: Mapping[str, Any]) -> list[Problem]:
         return [Problem(path, f"must be a table; from the environment, set its keys: {_variable(path)}__…")]
     if _given(values, path) is None and detail["type"] in ("string_type", "none_required"):
         return []  # a secret file that could not be read, reported already
-    text = (
-        str(context["error"]) if "error" in context else detail["msg"].replace("Input should be", "must be")
-    )
+    text = str(context["error"]) if "error" in context else detail["msg"].replace("Input should be", "must be")
     return [Problem(path, text.removeprefix("Value error, "))]
 
 
@@ -570,9 +559,7 @@ def _given(values: Any, path: tuple[str, ...]) -> Any:
 
 def _variable(path: tuple[str, ...]) -> str:
     section, *keys = path
-    return PREFIX + "__".join(
-        (section.upper(), *(key if section == "handlers" else key.upper() for key in keys))
-    )
+    return PREFIX + "__".join((section.upper(), *(key if section == "handlers" else key.upper() for key in keys)))
 
 
 def _stray_variables(environ: Mapping[str, str]) -> list[Problem]:
@@ -596,9 +583,7 @@ def _stray_variables(environ: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def _lines(
-    source: str, problems: list[Problem], variables: Mapping[tuple[str, ...], str], single: bool
-) -> list[str]:
+def _lines(source: str, problems: list[Problem], variables: Mapping[tuple[str, ...], str], single: bool) -> list[str]:
     """One line for each problem, unknown keys first: a missing key is often just a misspelt one."""
     unknown = [problem for problem in problems if problem.text.startswith("unknown")]
     others = [problem for problem in problems if problem not in unknown]

@@ -131,9 +131,7 @@ MANAGED = {
     "request.required.acks": Managed(
         "must stay all: an output acknowledged by fewer replicas can vanish", frozenset({"all", "-1"})
     ),
-    "enable.idempotence": Managed(
-        "must stay true: without it a retried send can double or reorder outputs", TRUE
-    ),
+    "enable.idempotence": Managed("must stay true: without it a retried send can double or reorder outputs", TRUE),
     "transactional.id": Managed(
         "cannot be set by hand: each worker leases its own, and two with the same one would fence each other"
     ),

@@ -51,9 +51,7 @@ SELECT_APPLIED = """
     SELECT set_name, version, name, checksum FROM processor_migrations
     WHERE set_name = ANY($1::text[]) ORDER BY set_name, version
 """
-INSERT_APPLIED = (
-    "INSERT INTO processor_migrations (set_name, version, name, checksum) VALUES ($1, $2, $3, $4)"
-)
+INSERT_APPLIED = "INSERT INTO processor_migrations (set_name, version, name, checksum) VALUES ($1, $2, $3, $4)"
 
 log = telemetry.get_logger()
 
@@ -204,9 +202,7 @@ async def status(connection: Connection[Record], wanted: Sequence[MigrationSet])
                 continue
             _require_unedited(migration, row)
             if any(earlier.set_name == one.name for earlier in pending):
-                raise SetupError(
-                    f"{migration.path}: is applied, but {pending[-1].path.name} before it is not"
-                )
+                raise SetupError(f"{migration.path}: is applied, but {pending[-1].path.name} before it is not")
             applied.append(migration)
     return Status(tuple(applied), tuple(pending))
 
@@ -284,9 +280,7 @@ async def _apply(connection: Connection[Record], migration: Migration) -> Applie
             async with connection.transaction():
                 await connection.execute(migration.sql)
                 if not connection.is_in_transaction():
-                    raise SetupError(
-                        f"{migration.path}: must not end its transaction itself (COMMIT or ROLLBACK)"
-                    )
+                    raise SetupError(f"{migration.path}: must not end its transaction itself (COMMIT or ROLLBACK)")
                 await connection.execute(INSERT_APPLIED, *recorded)
         else:
             await connection.execute(migration.sql)

@@ -67,9 +67,7 @@ def kafka(line: str, table: str = "client") -> str:
 
 BAD = {
     # spelling
-    "unknown top-level key": Bad(
-        "consmer", "did you mean consumer?", 'consmer = "x"\n' + toml(top='topic = "a"')
-    ),
+    "unknown top-level key": Bad("consmer", "did you mean consumer?", 'consmer = "x"\n' + toml(top='topic = "a"')),
     "unknown table": Bad("kafak", "did you mean kafka?", toml() + "\n[kafak]\na = 1"),
     "the key source is not the user's": Bad("source", "unknown key", 'source = "x"\n' + toml()),
     "unknown key in a table": Bad(
@@ -94,13 +92,9 @@ BAD = {
         toml(database=f"{URL}\npasswrd_file = 'x'"),
     ),
     # missing and malformed
-    "required key missing": Bad(
-        "kafka.bootstrap_servers", "PROCESSOR_KAFKA__BOOTSTRAP_SERVERS", toml(kafka="")
-    ),
+    "required key missing": Bad("kafka.bootstrap_servers", "PROCESSOR_KAFKA__BOOTSTRAP_SERVERS", toml(kafka="")),
     "no topic": Bad("topic", "is required", toml(top='consumer = "a"')),
-    "topic and topics": Bad(
-        "topic", "either topic or topics", toml(top='consumer = "a"\ntopic = "a"\ntopics = ["b"]')
-    ),
+    "topic and topics": Bad("topic", "either topic or topics", toml(top='consumer = "a"\ntopic = "a"\ntopics = ["b"]')),
     "no topics": Bad("topics", "names no topic", toml(top='consumer = "a"\ntopics = []')),
     "topic twice": Bad("topics", "twice", toml(top='consumer = "a"\ntopics = ["b", "b"]')),
     "illegal topic": Bad("topic", "no topic name", toml(top='consumer = "a"\ntopic = "^orders.*"')),
@@ -118,9 +112,7 @@ BAD = {
         toml(kafka=f'{KAFKA}\ngroup_protocol = "consumer"\nsession_timeout_ms = 1'),
     ),
     # choices
-    "unknown choice": Bad(
-        "message.on_collision", "did you mean skip?", toml(message='on_collision = "skipp"')
-    ),
+    "unknown choice": Bad("message.on_collision", "did you mean skip?", toml(message='on_collision = "skipp"')),
     "unknown strategy": Bad("message.id", "did you mean header:?", toml(message='id = ["heder:message-id"]')),
     "strategy of ids used for types": Bad(
         "message.type", "valid: header:, payload:/, constant:", toml(message='type = ["offset"]')
@@ -130,13 +122,9 @@ BAD = {
     "template without field": Bad("message.id", "names no field", toml(message='id = ["business:order"]')),
     "template with open brace": Bad("message.id", "unbalanced", toml(message='id = ["business:{order"]')),
     "template with index": Bad("message.id", "no plain name", toml(message='id = ["business:{0}"]')),
-    "strategy that is never reached": Bad(
-        "message.id", "never used", toml(message='id = ["offset", "header:id"]')
-    ),
+    "strategy that is never reached": Bad("message.id", "never used", toml(message='id = ["offset", "header:id"]')),
     # unsafe for exactly-once
-    "auto commit": Bad(
-        "kafka.client.enable.auto.commit", "must stay false", kafka("enable.auto.commit = true")
-    ),
+    "auto commit": Bad("kafka.client.enable.auto.commit", "must stay false", kafka("enable.auto.commit = true")),
     "auto commit, legacy name": Bad(
         "kafka.client.auto.commit.enable", "must stay false", kafka("'auto.commit.enable' = 'true'")
     ),
@@ -163,9 +151,7 @@ BAD = {
         "kafka.producer.transactional.id", "leases its own", kafka("transactional.id = 'x'", "producer")
     ),
     "group id": Bad("kafka.consumer.group.id", "key consumer", kafka("group.id = 'x'", "consumer")),
-    "group protocol": Bad(
-        "kafka.client.group.protocol", "kafka.group_protocol", kafka("group.protocol = 'x'")
-    ),
+    "group protocol": Bad("kafka.client.group.protocol", "kafka.group_protocol", kafka("group.protocol = 'x'")),
     "session timeout": Bad(
         "kafka.client.session.timeout.ms", "kafka.session_timeout_ms", kafka("session.timeout.ms = 1")
     ),
@@ -218,9 +204,7 @@ BAD = {
     ),
     "list as a property": Bad("kafka.client.debug", "string, a number or a boolean", kafka("debug = ['a']")),
     # database
-    "no Postgres URL": Bad(
-        "database.url", "postgresql://", toml(database=f"url = 'mysql://a:{PASSWORD}@h/b'")
-    ),
+    "no Postgres URL": Bad("database.url", "postgresql://", toml(database=f"url = 'mysql://a:{PASSWORD}@h/b'")),
     "no URL at all": Bad("database.url", "postgresql://", toml(database=f"url = 'a:{PASSWORD}@h/b'")),
     "password not encoded": Bad(
         "database.url", "percent-encode", toml(database=f"url = 'postgresql://a:{PASSWORD}/1@h/b'")
@@ -235,9 +219,7 @@ BAD = {
         "database.migrations", "no such folder", toml(database=f"{URL}\nmigrations = ['nowhere']")
     ),
     # secrets from files
-    "secret file missing": Bad(
-        "database.url_file", "nowhere: cannot be read", toml(database="url_file = 'nowhere'")
-    ),
+    "secret file missing": Bad("database.url_file", "nowhere: cannot be read", toml(database="url_file = 'nowhere'")),
     "secret file missing for Kafka": Bad(
         "kafka.client.sasl.oauthbearer.client.secret_file",
         "nowhere: cannot be read",
@@ -393,10 +375,7 @@ def test_a_misspelt_file_name_brings_the_nearest_one(tmp_path: Path) -> None:
 
 
 def test_several_problems_are_one_line_each_and_unknown_keys_come_first(tmp_path: Path) -> None:
-    text = (
-        toml(top='consumer = "a b"\ntopic = "orders"', batch="max_mesages = 1")
-        + "\n[run]\nstop_timeout_ms = 0"
-    )
+    text = toml(top='consumer = "a b"\ntopic = "orders"', batch="max_mesages = 1") + "\n[run]\nstop_timeout_ms = 0"
     with pytest.raises(ConfigError) as caught:
         settings(tmp_path, text)
     keys = [line.split(": ")[1] for line in str(caught.value).splitlines()]
@@ -544,9 +523,7 @@ def test_the_consumer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
 
 
 def test_with_the_new_group_protocol_the_broker_decides(tmp_path: Path) -> None:
-    config = settings(tmp_path, toml(kafka=f'{KAFKA}\ngroup_protocol = "consumer"')).kafka.consumer_config(
-        "a"
-    )
+    config = settings(tmp_path, toml(kafka=f'{KAFKA}\ngroup_protocol = "consumer"')).kafka.consumer_config("a")
     assert config["group.protocol"] == "consumer"
     assert not {"session.timeout.ms", "partition.assignment.strategy"} & config.keys()
 
@@ -600,9 +577,7 @@ def test_asyncpg_gets_timeouts_tls_and_server_settings(tmp_path: Path) -> None:
         "settings.statement_timeout = 20000"
     )
     kwargs = settings(tmp_path, text).database.connect_kwargs("inventory")
-    assert kwargs["dsn"].startswith(
-        "postgresql://db/stock?application_name=mine&sslmode=verify-full&sslrootcert="
-    )
+    assert kwargs["dsn"].startswith("postgresql://db/stock?application_name=mine&sslmode=verify-full&sslrootcert=")
     assert kwargs["timeout"] == 10.0
     assert kwargs["command_timeout"] == 1.5
     assert kwargs["server_settings"] == {

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from processor.stack import Stack
+
+HANDLER = """
+from typing import Any
+
+from processor import Message
+
+
+async def reserve(message: Message[dict[str, Any]], db: object) -> None: ...
+"""
+
+
+class Deployment:
+    """A project folder whose configuration points at a real broker and an empty database."""
+
+    def __init__(self, folder: Path, stack: Stack, database: str) -> None:
+        self.folder = folder
+        self.database = database
+        self.topic = f"orders-{uuid.uuid4().hex[:8]}"
+        self.environ = stack.environment() | {"PROCESSOR_DATABASE__URL": database}
+        (folder / "shop.py").write_text(HANDLER)
+        (folder / "orders.toml").write_text(
+            f'consumer = "{self.topic}"\ntopic = "{self.topic}"\nhandlers.OrderPlaced = "shop:reserve"\n'
+        )
+        admin = AdminClient({"bootstrap.servers": stack.internal_bootstrap_servers})
+        admin.create_topics([NewTopic(self.topic, 3, 1)])[self.topic].result(timeout=30)
+
+    def processor(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
+        return subprocess.run(
+            [sys.executable, "-m", "processor", *arguments],
+            cwd=self.folder,
+            env=inherited | self.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def failures(self, **environ: str) -> list[str]:
+        """What `check --connect` finds wrong; it must then exit with 1, say it in lines, and keep secrets."""
+        done = self.processor("check", "orders.toml", "--connect", **environ)
+        assert done.stderr == ""
+        found = [line.removeprefix("✗ ") for line in done.stdout.splitlines() if line.startswith("✗ ")]
+        assert done.returncode == (1 if found else 0)
+        password = urlsplit(self.database).password
+        assert password is None or password not in done.stdout
+        return found
+
+    def execute(self, sql: str) -> None:
+        async def run() -> None:
+            connection = await asyncpg.connect(self.database)
+            try:
+                await connection.execute(sql)
+            finally:
+                await connection.close()
+
+        asyncio.run(run())
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, stack: Stack, empty_database: str) -> Deployment:
+    return Deployment(tmp_path, stack, empty_database)
+
+
+def test_check_asks_for_migrate_and_is_content_afterwards(deployment: Deployment) -> None:
+    (lacking,) = deployment.failures()
+    assert lacking.startswith("orders.toml: database.url: the database lacks processor/0001_")
+    assert lacking.endswith("run `processor migrate orders.toml`")
+    assert deployment.processor("migrate", "orders.toml").returncode == 0
+    done = deployment.processor("check", "orders.toml", "--connect")
+    assert done.returncode == 0
+    assert f"✓ topic {deployment.topic}: 3 partition(s), may be read" in done.stdout
+    assert "✓ schema: as this code needs it" in done.stdout
+    assert "– kafka write permissions: " in done.stdout
+
+
+def test_check_changes_nothing(deployment: Deployment, stack: Stack) -> None:
+    admin = AdminClient({"bootstrap.servers": stack.internal_bootstrap_servers})
+    deployment.failures(PROCESSOR_TOPIC=f"{deployment.topic}-other")
+    assert f"{deployment.topic}-other" not in admin.list_topics(timeout=30).topics
+    groups = {group.group_id for group in admin.list_consumer_groups().result(timeout=30).valid}
+    assert deployment.topic not in groups
+
+
+def test_a_missing_topic_is_named_with_the_nearest_one(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    (missing,) = deployment.failures(PROCESSOR_TOPIC=f"{deployment.topic}s")
+    expected = f"orders.toml: topics: {deployment.topic}s does not exist; did you mean {deployment.topic}?"
+    assert missing == expected
+
+
+def test_a_newer_database_is_refused(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    deployment.execute("INSERT INTO processor_migrations VALUES ('processor', 9999, 'future', 'x')")
+    (newer,) = deployment.failures()
+    assert "the database is newer than this code: it has processor/9999_future" in newer
+
+
+def test_missing_privileges_are_named(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    deployment.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'reader-hunter2'")
+    deployment.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    parts = urlsplit(deployment.database)
+    try:
+        url = urlunsplit(parts._replace(netloc=f"{role}:reader-hunter2@{parts.netloc.rpartition('@')[2]}"))
+        (lacking,) = deployment.failures(PROCESSOR_DATABASE__URL=url)
+        assert lacking == (
+            f"orders.toml: database.url: {role} lacks INSERT on inbox, UPDATE on inbox, INSERT on ledger,"
+            " UPDATE on ledger: GRANT it"
+        )
+    finally:
+        deployment.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"path": "/nowhere"}, "create the database or correct its name"),
+        ({"user": "nobody:wrong-hunter2"}, "check user and password"),
+    ],
+)
+def test_a_database_that_refuses_us_is_named_with_the_likely_fix(
+    deployment: Deployment, change: dict[str, str], says: str
+) -> None:
+    parts = urlsplit(deployment.database)
+    netloc = parts.netloc.rpartition("@")[2]
+    netloc = f"{change['user']}@{netloc}" if "user" in change else parts.netloc
+    url = urlunsplit(parts._replace(netloc=netloc, path=change.get("path", parts.path)))
+    (refused,) = deployment.failures(PROCESSOR_DATABASE__URL=url)
+    assert refused.startswith("orders.toml: database.url: cannot connect to postgresql://")
+    assert says in refused
+    assert "wrong-hunter2" not in refused
+
+
+def test_a_database_with_asynchronous_commit_is_refused(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    name = urlsplit(deployment.database).path[1:]
+    deployment.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    (unsafe,) = deployment.failures()
+    assert "synchronous_commit is off there" in unsafe
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    secured = Stack(tmp_path_factory.mktemp("secured"), sasl=True, tls=True)
+    secured.up(guarded=True)
+    yield secured
+    secured.down(purge=True)
+
+
+def test_a_broker_that_refuses_us_is_named_with_the_likely_fix(
+    secured: Stack, tmp_path: Path, empty_database: str
+) -> None:
+    deployment = Deployment(tmp_path, secured, empty_database)
+    deployment.processor("migrate", "orders.toml")
+    assert deployment.failures() == []
+    (password,) = deployment.failures(PROCESSOR_KAFKA__CLIENT__SASL_PASSWORD="wrong-hunter2")
+    assert password.startswith(f"orders.toml: kafka.bootstrap_servers: cannot use {secured.bootstrap_servers}: ")
+    assert "check sasl.mechanism, sasl.username and sasl.password" in password
+    assert "wrong-hunter2" not in password
+    del deployment.environ["PROCESSOR_KAFKA__CLIENT__SSL_CA_LOCATION"]
+    (untrusted,) = deployment.failures()
+    assert "check security.protocol and the ssl.* keys" in untrusted
