@@ -11,7 +11,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from processor.stack import Stack
 
@@ -159,10 +167,22 @@ def test_a_database_with_asynchronous_commit_is_refused(deployment: Deployment) 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    secured = Stack(tmp_path_factory.mktemp("secured"), sasl=True, tls=True)
+    """Clients authenticate here, and may do only what an ACL allows; the plain listener may do everything."""
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    secured = Stack(tmp_path_factory.mktemp("secured"), sasl=True, tls=True, overrides=authorizer)
     secured.up(guarded=True)
     yield secured
     secured.down(purge=True)
+
+
+def allow(stack: Stack, kind: ResourceType, name: str, operation: AclOperation) -> None:
+    user = f"User:{stack.client_settings['sasl.username']}"
+    rule = AclBinding(kind, name, ResourcePatternType.LITERAL, user, "*", operation, AclPermissionType.ALLOW)
+    admin = AdminClient({"bootstrap.servers": stack.internal_bootstrap_servers})
+    admin.create_acls([rule])[rule].result(timeout=30)
 
 
 def test_a_broker_that_refuses_us_is_named_with_the_likely_fix(
@@ -170,11 +190,27 @@ def test_a_broker_that_refuses_us_is_named_with_the_likely_fix(
 ) -> None:
     deployment = Deployment(tmp_path, secured, empty_database)
     deployment.processor("migrate", "orders.toml")
-    assert deployment.failures() == []
-    (password,) = deployment.failures(PROCESSOR_KAFKA__CLIENT__SASL_PASSWORD="wrong-hunter2")
+    (password, *_) = deployment.failures(PROCESSOR_KAFKA__CLIENT__SASL_PASSWORD="wrong-hunter2")
     assert password.startswith(f"orders.toml: kafka.bootstrap_servers: cannot use {secured.bootstrap_servers}: ")
     assert "check sasl.mechanism, sasl.username and sasl.password" in password
     assert "wrong-hunter2" not in password
     del deployment.environ["PROCESSOR_KAFKA__CLIENT__SSL_CA_LOCATION"]
     (untrusted,) = deployment.failures()
     assert "check security.protocol and the ssl.* keys" in untrusted
+
+
+def test_permissions_the_broker_denies_are_named(secured: Stack, tmp_path: Path, empty_database: str) -> None:
+    deployment = Deployment(tmp_path, secured, empty_database)
+    deployment.processor("migrate", "orders.toml")
+    topic, group = deployment.failures()
+    assert topic.startswith(f"orders.toml: topics: {deployment.topic} does not exist; ")
+    assert group.startswith(f"orders.toml: consumer: {deployment.topic}: GROUP_AUTHORIZATION_FAILED")
+    allow(secured, ResourceType.TOPIC, deployment.topic, AclOperation.DESCRIBE)
+    allow(secured, ResourceType.GROUP, deployment.topic, AclOperation.DESCRIBE)
+    assert deployment.failures() == [
+        f"orders.toml: topics: {deployment.topic}: this user may not READ it; add the ACL",
+        f"orders.toml: consumer: {deployment.topic}: this user may not READ the group; add the ACL",
+    ]
+    allow(secured, ResourceType.TOPIC, deployment.topic, AclOperation.READ)
+    allow(secured, ResourceType.GROUP, deployment.topic, AclOperation.READ)
+    assert deployment.failures() == []
