@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -451,14 +450,13 @@ def _check_strategy(strategy: str, valid: tuple[str, ...]) -> None:
 
 
 def _check_template(strategy: str, template: str) -> None:
-    try:
-        fields = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
-    except ValueError:
-        raise ValueError(f"{strategy!r} has unbalanced braces") from None
+    fields = re.findall(r"\{([^{}]*)\}", template)
+    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
+        raise ValueError(f"{strategy!r} has unbalanced braces")
     if not fields:
         raise ValueError(f"{strategy!r} names no field, as in business:order:{{order_id}}")
-    for name, spec, conversion in fields:
-        if spec or conversion or not re.fullmatch(r"[^\W\d][\w.-]*", str(name)):
+    for name in fields:
+        if not re.fullmatch(r"[^\W\d][\w.-]*", name):
             raise ValueError(f"{strategy!r} has a field that is no plain name, as in {{order_id}}")
 
 

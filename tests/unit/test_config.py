@@ -121,6 +121,7 @@ BAD = {
     "bad pointer": Bad("message.id", "no JSON pointer", toml(message='id = ["payload:event_id"]')),
     "template without field": Bad("message.id", "names no field", toml(message='id = ["business:order"]')),
     "template with open brace": Bad("message.id", "unbalanced", toml(message='id = ["business:{order"]')),
+    "template with doubled braces": Bad("message.id", "unbalanced", toml(message='id = ["business:{{a}}:{order_id}"]')),
     "template with index": Bad("message.id", "no plain name", toml(message='id = ["business:{0}"]')),
     "strategy that is never reached": Bad("message.id", "never used", toml(message='id = ["offset", "header:id"]')),
     # unsafe for exactly-once
