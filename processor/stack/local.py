@@ -175,6 +175,9 @@ class Stack:
     def _up(self, display: Display) -> bool:
         self._prepare_state()
         running = [server for server in self._servers() if server.adopt()]
+        for server in running:
+            if server.stopped:
+                server.cont()
         if len(running) < len(self._servers()):
             self._classpath = self._jars(display)
         display.begin("starting Kafka and PostgreSQL")

@@ -171,17 +171,21 @@ def _installation(home: Path, account: Account | None) -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
-    original = Path(spec.origin).parent / INSTALLATION
-    if account is None or _may_run(original, account):
-        return original
+    package = Path(spec.origin).parent
+    if account is None or _may_run(package / INSTALLATION, account):
+        return package / INSTALLATION
     copy = home / f"installation-{importlib.metadata.version(PACKAGE)}"
     if not copy.exists():
         with workshop(home) as made:
-            partial = shutil.copytree(original, made / copy.name, ignore=shutil.ignore_patterns("include"))
-            for path in (partial, *partial.rglob("*")):
+            # The libraries the binaries look for relative to themselves: beside the package on Linux,
+            # inside it on macOS.
+            for name in (f"{PACKAGE}/{INSTALLATION}", f"{PACKAGE}.libs", f"{PACKAGE}/.dylibs"):
+                if (package.parent / name).exists():
+                    shutil.copytree(package.parent / name, made / copy.name / name)
+            for path in (made / copy.name, *(made / copy.name).rglob("*")):
                 os.chown(path, account.uid, account.gid, follow_symlinks=False)
-            partial.rename(copy)
-    return copy
+            (made / copy.name).rename(copy)
+    return copy / PACKAGE / INSTALLATION
 
 
 def _may_enter(folder: Path, account: Account) -> bool:

@@ -130,6 +130,13 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_until(condition: Callable[[], bool], seconds: float, cancelled: threading.Event | None = None) -> bool:
     """Poll a real condition until it holds; False if the time is over or the wait was cancelled."""
     pause = cancelled or threading.Event()

@@ -15,12 +15,13 @@ import psutil
 
 from processor.errors import SetupError
 from processor.stack import ports
-from processor.stack.process import ProcessId, family, find_by_argument, has_ended, send, wait_until
+from processor.stack.process import ProcessId, family, find_by_argument, has_ended, is_stopped, send, wait_until
 from processor.stack.state import ServerState, Store
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 KILL_SECONDS = 10.0
+SIGNAL_SECONDS = 5.0
 
 
 class ServerEndedError(SetupError):
@@ -68,10 +69,7 @@ class Server(ABC):
     def stopped(self) -> bool:
         """Whether it is held by `stop` and waits for `cont`."""
         process = self._process()
-        try:
-            return process is not None and process.status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            return False
+        return process is not None and is_stopped(process)
 
     def start(self, *, wait: bool = True) -> None:
         """Start it on its old ports with its old data, and wait until it serves clients.
@@ -113,18 +111,24 @@ class Server(ABC):
         """SIGSTOP, children included: it keeps its ports and connections and answers nobody."""
         process = self._require_process()
         send([process], signal.SIGSTOP)
-        send(family(process)[1:], signal.SIGSTOP)
+        members = family(process)
+        send(members[1:], signal.SIGSTOP)
+        # The signal is sent at once, but takes effect a moment later.
+        wait_until(lambda: all(is_stopped(member) or has_ended(member) for member in members), SIGNAL_SECONDS)
 
     def cont(self) -> None:
         """SIGCONT: go on after `stop`."""
-        send(reversed(family(self._require_process())), signal.SIGCONT)
+        members = family(self._require_process())
+        send(reversed(members), signal.SIGCONT)
+        wait_until(lambda: not any(map(is_stopped, members)), SIGNAL_SECONDS)
 
     def request_stop(self) -> None:
         """Ask for an orderly shutdown, without waiting for it."""
         process = self._process()
         if process is not None:
-            self.cont()
             send([process], self.stop_signal)
+            # One held by `stop` gets the signal when it goes on.
+            send(family(process), signal.SIGCONT)
 
     def wait_ended(self, seconds: float = STOP_SECONDS) -> None:
         """Wait until the process is gone; kill it when the time is over."""

@@ -33,12 +33,19 @@ CLI = [sys.executable, "-c", "from processor.stack.cli import app; app()"]
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One broker with SASL and TLS, and Postgres; shared, so each test leaves it complete."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One broker with SASL and TLS, and Postgres; one for all tests."""
     found = Stack(tmp_path_factory.mktemp("shared") / "stack", sasl=True, tls=True)
     found.up(guarded=True)
     yield found
     found.down(purge=True)
+
+
+@pytest.fixture
+def stack(shared: Stack) -> Stack:
+    """The shared stack, complete again whatever the test before did to it."""
+    shared.up()
+    return shared
 
 
 @pytest.fixture
