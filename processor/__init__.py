@@ -1,1 +1,10 @@
-"""Kafka consume-transform-produce with exactly-once effects across Postgres and Kafka."""
+"""Kafka consume-transform-produce with exactly-once effects across Postgres and Kafka.
+
+What handlers may import is here; nothing else is public.
+"""
+
+from processor.database import Database
+from processor.failures import Reject, Retry
+from processor.records import Message, Output, Result
+
+__all__ = ["Database", "Message", "Output", "Reject", "Result", "Retry"]

@@ -3,9 +3,10 @@
 ProcessorError
 ├── ConfigError    the deployment is described wrongly: stop, exit 2
 ├── SetupError     a server, file or permission is not as needed: stop, exit 1
-├── Halt           going on could lose or double something: stop with the reason, exit 1
+├── Halt           going on could lose or double something: stop with the reason, exit 3
 ├── BatchAborted   roll back, find out from the stored facts what was committed, poll again
-└── Fenced         another instance owns our work: drop it, build a new producer, recover
+├── Fenced         another instance owns our work: drop it, recover what is still ours
+└── ConnectionLost the database went away: reconnect, then the same as BatchAborted
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class SetupError(ProcessorError):
 class Halt(ProcessorError):
     """Going on could lose or double something; only an operator can decide."""
 
+    exit_code = 3
+
 
 class BatchAborted(ProcessorError):
     """This attempt is void; recovery reads from both systems what became of it."""
@@ -37,3 +40,7 @@ class BatchAborted(ProcessorError):
 
 class Fenced(ProcessorError):
     """Another instance took over; nothing of ours may be written any more."""
+
+
+class ConnectionLost(ProcessorError):
+    """The database went away; whether the last commit counted is read from the ledger."""

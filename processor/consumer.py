@@ -1,0 +1,361 @@
+"""The input side: a thread that polls, decodes and buffers, and the partitions we own while we own them.
+
+Sole user of confluent_kafka.Consumer. All its calls and its rebalance callbacks run on the poll thread (the
+client serialises calls, so that a call from another thread would wait for a poll to let it in). That
+thread never waits for a handler: when the buffer is full it pauses partitions and goes on polling, so that a
+slow handler never costs the membership in the group.
+
+An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
+loss, and never used again; whatever still refers to a closed one is void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from confluent_kafka import (
+    OFFSET_END,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from processor.decode import Incoming
+from processor.errors import Halt, ProcessorError
+from processor.records import Partition, Record
+
+if TYPE_CHECKING:
+    from processor.config import Settings
+    from processor.decode import Decoder
+
+log = structlog.get_logger()
+
+# How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
+POLL_SECONDS = 0.05
+CHUNK = 1000
+# What a buffered record costs besides its bytes.
+RECORD_OVERHEAD = 600
+
+_OUT_OF_LOG = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001
+_FORBIDDEN = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    partition: Partition
+    owned: bool = True
+    fetching: bool = False
+    epoch: int = 0
+    position: int = 0  # the offset after the last record that Postgres has committed
+    silent_below: int = 0
+    users: int = 0  # batches, publications and recoveries at work on it
+    buffer: deque[Record] = field(default_factory=deque)
+
+
+class Source:
+    def __init__(self, settings: Settings, decoder: Decoder) -> None:
+        self._settings = settings
+        self._decoder = decoder
+        self._loop = asyncio.get_running_loop()
+        self._consumer = Consumer(
+            settings.kafka.consumer_config(settings.consumer), logger=logging.getLogger("librdkafka")
+        )
+        self._changed = threading.Condition()
+        self._assignments: dict[Partition, Assignment] = {}
+        self._new: list[Assignment] = []
+        self._to_begin: list[tuple[Assignment, int]] = []
+        self._buffered_records = 0
+        self._buffered_bytes = 0
+        self._throttled = False
+        self._group_metadata: Any = None
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+        self.news = asyncio.Event()  # something to look at: records, assignments, a failure
+        self.lost = asyncio.Event()  # a partition went away while work on it was under way
+
+    # --- for the event loop ---
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Leave the group; bounded by librdkafka's own close and the revoke timeout."""
+        self._closing = True
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def take_new(self) -> list[Assignment]:
+        """Assignments that nobody has recovered yet; each is in use until released."""
+        with self._changed:
+            new = [assignment for assignment in self._new if assignment.owned]
+            self._new.clear()
+        self.use(new)
+        return new
+
+    def fetching(self) -> list[Assignment]:
+        with self._changed:
+            return [assignment for assignment in self._assignments.values() if assignment.fetching]
+
+    def begin(self, assignment: Assignment, offset: int) -> None:
+        """Start, or start again, to read a partition at this offset."""
+        self.suspend([assignment])
+        assignment.position = offset
+        with self._changed:
+            self._to_begin.append((assignment, offset))
+
+    def suspend(self, assignments: Iterable[Assignment]) -> None:
+        """Take nothing more from these, and forget what was read ahead."""
+        with self._changed:
+            for assignment in assignments:
+                self._drop_buffer(assignment)
+
+    @property
+    def buffered(self) -> int:
+        return self._buffered_records
+
+    def take(self, max_records: int, max_bytes: int) -> list[Record]:
+        """The next batch: a fair share of each partition, in offset order within it.
+
+        Its assignments are in use until released.
+        """
+        taken: list[Record] = []
+        size = 0
+        with self._changed:
+            ready = [assignment for assignment in self._assignments.values() if assignment.buffer]
+            for index, assignment in enumerate(ready):
+                share = -(-(max_records - len(taken)) // (len(ready) - index))
+                buffer = assignment.buffer
+                while buffer and share and (size < max_bytes or not taken):
+                    record = buffer.popleft()
+                    share -= 1
+                    size += record.size
+                    taken.append(record)
+                # Whoever was served goes to the end of the row, so that no partition starves when bytes run out.
+                self._assignments[assignment.partition] = self._assignments.pop(assignment.partition)
+                if size >= max_bytes:
+                    break
+            self._buffered_records -= len(taken)
+            self._buffered_bytes -= size + RECORD_OVERHEAD * len(taken)
+            for assignment in assignments_of(taken):
+                assignment.users += 1
+        return taken
+
+    def use(self, assignments: Iterable[Assignment]) -> None:
+        with self._changed:
+            for assignment in assignments:
+                assignment.users += 1
+
+    def release(self, assignments: Iterable[Assignment]) -> None:
+        with self._changed:
+            for assignment in assignments:
+                assignment.users -= 1
+            self._changed.notify_all()
+
+    # --- for the publish thread ---
+
+    def group_metadata(self) -> Any:
+        """As of the last poll. If the group has moved on since, the broker refuses it, as it should."""
+        return self._group_metadata
+
+    # --- the poll thread ---
+
+    def _run(self) -> None:
+        try:
+            self._consumer.subscribe(
+                list(self._settings.topics),
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+            while not self._closing:
+                self._serve_requests()
+                self._throttle()
+                first = self._consumer.poll(POLL_SECONDS)
+                self._group_metadata = self._consumer.consumer_group_metadata()
+                if first is not None:
+                    self._keep([first, *self._consumer.consume(CHUNK, 0)])
+        except BaseException as error:  # handed to the event loop, which decides
+            self._failure = error
+        finally:
+            try:
+                self._consumer.close()
+            except (KafkaException, RuntimeError) as error:
+                log.warning("consumer_close_failed", error=str(error))
+            self._wake()
+
+    def _wake(self) -> None:
+        self._call_soon(self.news.set)
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            if not self._closing:  # a closed loop at the very end is no news
+                raise
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # Recovery finds out where to start; until then the partitions are paused. OFFSET_END never
+        # asks for a reset, whatever the log looks like.
+        for partition in partitions:
+            partition.offset = OFFSET_END
+        consumer.incremental_assign(partitions)
+        consumer.pause(partitions)
+        with self._changed:
+            for owned in map(_partition, partitions):
+                assignment = self._assignments[owned] = Assignment(owned)
+                self._new.append(assignment)
+        log.info("partitions_assigned", partitions=_names(partitions))
+        self._wake()
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Let work under way finish, for a bounded time; the successor repairs whatever does not."""
+        with self._changed:
+            leaving = self._leave(partitions)
+            finished = self._changed.wait_for(
+                lambda: all(not assignment.users for assignment in leaving),
+                self._settings.kafka.revoke_timeout_ms / 1000,
+            )
+            self._disown(leaving)
+        consumer.incremental_unassign(partitions)
+        log.info("partitions_revoked", partitions=_names(partitions), finished=finished)
+        self._wake()
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Somebody else has them already: drop everything at once."""
+        with self._changed:
+            self._disown(self._leave(partitions))
+        consumer.incremental_unassign(partitions)
+        log.warning("partitions_lost", partitions=_names(partitions))
+        self._wake()
+
+    def _leave(self, partitions: list[TopicPartition]) -> list[Assignment]:
+        leaving = [self._assignments[p] for p in map(_partition, partitions) if p in self._assignments]
+        for assignment in leaving:
+            self._drop_buffer(assignment)
+        return leaving
+
+    def _disown(self, leaving: list[Assignment]) -> None:
+        # `owned` is cleared before the group can move on, and on the thread that reads the group metadata: whoever
+        # takes the metadata first and looks at `owned` second can never pair new metadata with old ownership.
+        for assignment in leaving:
+            assignment.owned = False
+            self._assignments.pop(assignment.partition, None)
+            if assignment.users:
+                self._call_soon(self.lost.set)
+
+    def _drop_buffer(self, assignment: Assignment) -> None:
+        assignment.fetching = False
+        self._buffered_records -= len(assignment.buffer)
+        self._buffered_bytes -= sum(record.size + RECORD_OVERHEAD for record in assignment.buffer)
+        assignment.buffer.clear()
+
+    def _serve_requests(self) -> None:
+        with self._changed:
+            requests, self._to_begin = self._to_begin, []
+        for assignment, offset in requests:
+            if not assignment.owned:
+                continue
+            where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
+            try:
+                self._consumer.seek(where)
+            except KafkaException as error:
+                # librdkafka may still be busy with the assignment; ask again after the next poll.
+                if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001
+                    raise
+                with self._changed:
+                    self._to_begin.append((assignment, offset))
+                continue
+            with self._changed:
+                assignment.fetching = assignment.owned
+            if not self._throttled:
+                self._consumer.resume([where])
+
+    def _throttle(self) -> None:
+        limit = self._settings.batch.buffer_bytes
+        if not self._throttled and self._buffered_bytes >= limit:
+            self._throttled = True
+            self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
+        elif self._throttled and self._buffered_bytes <= limit // 2:
+            self._throttled = False
+            self._consumer.resume([_topic_partition(assignment) for assignment in self.fetching()])
+
+    def _keep(self, messages: list[Any]) -> None:
+        decode = self._decoder.decode
+        decoded: list[tuple[Assignment, Record]] = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._report(error)
+                continue
+            assignment = self._assignments.get((message.topic(), message.partition()))  # type: ignore[call-overload]
+            if assignment is None or not assignment.fetching:
+                continue
+            kind, timestamp = message.timestamp()
+            record = decode(
+                Incoming(
+                    message.topic(),
+                    message.partition(),
+                    message.offset(),
+                    None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+                    message.key(),
+                    message.value(),
+                    message.headers() or (),
+                )
+            )
+            record.assignment = assignment
+            decoded.append((assignment, record))
+        with self._changed:
+            for assignment, record in decoded:
+                if assignment.fetching:
+                    assignment.buffer.append(record)
+                    self._buffered_records += 1
+                    self._buffered_bytes += record.size + RECORD_OVERHEAD
+        self._wake()
+
+    def _report(self, error: KafkaError) -> None:
+        if error.code() in _OUT_OF_LOG:
+            raise Halt(f"the log no longer holds the offset to be read: {error.str()}; see kafka-consumer-groups")
+        if error.code() in _FORBIDDEN:
+            raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")
+        if error.fatal():
+            raise ConsumerDied(f"the consumer cannot go on: {error.str()}")
+        log.warning("consumer_error", code=error.name(), error=error.str())
+
+
+class ConsumerDied(ProcessorError):
+    """librdkafka's consumer reported a fatal error; a new process starts clean."""
+
+
+def _partition(partition: TopicPartition) -> Partition:
+    return Partition(partition.topic, partition.partition)
+
+
+def _topic_partition(assignment: Assignment) -> TopicPartition:
+    return TopicPartition(assignment.partition.topic, assignment.partition.number)
+
+
+def _names(partitions: list[TopicPartition]) -> list[str]:
+    return [str(_partition(partition)) for partition in partitions]
+
+
+def assignments_of(records: Iterable[Record]) -> list[Assignment]:
+    """The assignments of a batch, in its order."""
+    return list(dict.fromkeys(record.assignment for record in records))

@@ -1,0 +1,221 @@
+"""Finds the handler of a message type, knows what it wants to be given, and makes sense of what it returns.
+
+A handler is `async def f(message: Message[T], db: Database)` or, in batch form,
+`async def f(messages: list[Message[T]], db: Database)`. `T` decides the value: `bytes` is raw,
+`dict` or nothing is plain JSON, and a dataclass, pydantic model or TypedDict is validated.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from processor.decode import BadValue, Incoming
+from processor.errors import ConfigError
+from processor.importing import resolve
+from processor.records import Message, Output, Record, Result
+
+if TYPE_CHECKING:
+    from processor.config import Settings
+
+ANY_TYPE = "*"
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    handler: Handler
+    name: str
+    value: Callable[[Incoming], Any]
+    takes_batch: bool
+    inbox: bool
+
+
+@dataclass(slots=True)
+class Returned:
+    """What a handler gave back for one message."""
+
+    outputs: Sequence[Output] = ()
+    result: Any = None
+
+
+class Routes:
+    def __init__(self, by_type: dict[str, Route]) -> None:
+        self._by_type = by_type
+        self._any = by_type.get(ANY_TYPE)
+
+    def find(self, type_: str | None) -> Route | None:
+        return self._by_type.get(type_ or "", self._any)
+
+
+def load(settings: Settings) -> Routes:
+    """Import every handler and read its signature; ConfigError names the key that is wrong."""
+    routes = {}
+    for type_, handler in settings.handlers.items():
+        where = f"{settings.source}: handlers.{type_}"
+        try:
+            function = resolve(handler.call)
+            takes_batch, annotation = _signature(function)
+            value = _value_reader(annotation)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        routes[type_] = Route(function, handler.call, value, takes_batch, handler.inbox)
+    return Routes(routes)
+
+
+def returned_for_one(record: Record, value: Any) -> Returned:
+    """A handler may return an Output, a list of them, a Result, or a plain value to be kept as result."""
+    match value:
+        case None:
+            return Returned()
+        case Output():
+            return Returned((value,))
+        case Result():
+            return Returned(value.outputs, value.value)
+        case list() | tuple():
+            for item in value:
+                if not isinstance(item, Output):
+                    raise TypeError(
+                        f"{_name(record)} returned a {type(value).__name__} with a {type(item).__name__} in it; "
+                        "return Outputs, or Result(value, outputs)"
+                    )
+            return Returned(value)
+        case _:
+            return Returned((), value)
+
+
+def returned_for_batch(records: Sequence[Record], value: Any) -> dict[int, Returned]:
+    """Outputs of a batch handler by the index of the message that each names as its cause."""
+    returned: dict[int, Returned] = {}
+    if value is None:
+        return returned
+    if not isinstance(value, list | tuple):
+        value = [value]
+    index_of = {id(record.message): index for index, record in enumerate(records)}
+    for item in value:
+        if not isinstance(item, Output | Result):
+            raise TypeError(f"{_name(records[0])} returned a {type(item).__name__}; a batch handler returns Outputs")
+        index = index_of.get(id(item.cause))
+        if index is None:
+            raise TypeError(
+                f"{_name(records[0])} returned an {type(item).__name__} without a message of this batch as cause; "
+                f"write {type(item).__name__}(..., cause=message)"
+            )
+        entry = returned.setdefault(index, Returned([]))
+        if isinstance(item, Result):
+            entry.result = item.value
+            entry.outputs = [*entry.outputs, *item.outputs]
+        else:
+            typing.cast("list[Output]", entry.outputs).append(item)
+    return returned
+
+
+def _name(record: Record) -> str:
+    return record.route.name if record.route else "handler"
+
+
+def _signature(function: Handler) -> tuple[bool, Any]:
+    """Whether it takes a batch, and the annotation T of Message[T]."""
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{_label(function)} is not an `async def` function")
+    parameters = list(inspect.signature(function).parameters.values())
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if len(parameters) < 2 or len(required) > 2 or any(p.kind is p.KEYWORD_ONLY for p in required):
+        raise ConfigError(f"{_label(function)} must take two parameters, (message, db)")
+    try:
+        annotation = typing.get_type_hints(function).get(parameters[0].name, Message)
+    except NameError as error:
+        raise ConfigError(
+            f"{_label(function)}: its annotations cannot be read: {error}; "
+            "types of messages must be importable at run time, not only under TYPE_CHECKING"
+        ) from None
+    origin = typing.get_origin(annotation)
+    takes_batch = origin in (list, Sequence)
+    if takes_batch:
+        annotation = typing.get_args(annotation)[0]
+    if annotation is Message or annotation is Any:
+        return takes_batch, Any
+    if typing.get_origin(annotation) is Message:
+        return takes_batch, typing.get_args(annotation)[0]
+    raise ConfigError(
+        f"{_label(function)}: its first parameter must be annotated Message[T] or list[Message[T]], not {annotation}"
+    )
+
+
+def _value_reader(annotation: Any) -> Callable[[Incoming], Any]:
+    optional = annotation is Any
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not type(None)]
+        optional = len(members) < len(typing.get_args(annotation))
+        if len(members) == 1:
+            annotation = members[0]
+
+    read = _present_value_reader(annotation)
+
+    def value(incoming: Incoming) -> Any:
+        if incoming.value is not None:
+            return read(incoming)
+        if optional:
+            return None
+        raise BadValue(
+            "null_value",
+            f"a delete marker (null value), but the handler takes {annotation}; annotate `… | None`",
+        )
+
+    return value
+
+
+def _present_value_reader(annotation: Any) -> Callable[[Incoming], Any]:
+    if annotation is bytes:
+        return lambda incoming: incoming.value
+    if annotation is Any or isinstance(annotation, typing.TypeVar):
+        return _plain
+    if annotation is dict or (typing.get_origin(annotation) is dict and typing.get_args(annotation)[1] is Any):
+        return _plain_object
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    except PydanticSchemaGenerationError as error:
+        raise ConfigError(f"{annotation} cannot be validated from JSON: {str(error).splitlines()[0]}") from None
+
+    def validated(incoming: Incoming) -> Any:
+        assert incoming.value is not None
+        try:
+            return adapter.validate_json(incoming.value)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc'])) or 'value'}: {problem['msg']}"
+                for problem in error.errors(include_url=False, include_input=False, include_context=False)[:5]
+            )
+            reason = "not_json" if error.errors()[0]["type"] == "json_invalid" else "wrong_shape"
+            raise BadValue(reason, f"value does not fit {_type_name(annotation)}: {problems}") from None
+
+    return validated
+
+
+def _plain(incoming: Incoming) -> Any:
+    document = incoming.document()
+    if incoming.problem is not None:
+        raise incoming.problem
+    return document
+
+
+def _plain_object(incoming: Incoming) -> Any:
+    document = _plain(incoming)
+    if not isinstance(document, dict):
+        raise BadValue("wrong_shape", f"value is a JSON {type(document).__name__}, the handler takes an object")
+    return document
+
+
+def _label(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', function)}"
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)

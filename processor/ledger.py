@@ -1,0 +1,153 @@
+"""One row per partition: who owns it, how far its work is committed, and outputs Kafka may not have yet.
+
+All ledger SQL is here. The epoch is the fence on the Postgres side: a new owner raises it, and
+`advance` of anybody with an older one matches no row. Rows are locked in one order everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from processor.records import Partition
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+    from asyncpg import Record as Row
+
+# Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
+RAISE_EPOCH = """
+    WITH mine AS (
+        SELECT l.topic, l.partition, p.at_least FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, at_least)
+             ON l.topic = p.topic AND l.partition = p.partition
+        WHERE l.consumer = $1
+        ORDER BY l.topic, l.partition FOR UPDATE OF l
+    )
+    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now()
+    FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
+    RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs
+"""
+
+CREATE = """
+    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner)
+    VALUES ($1, $2, $3, $4, $5, $6, $6, $7)
+    ON CONFLICT DO NOTHING RETURNING epoch
+"""
+
+ADVANCE = """
+    WITH mine AS (
+        SELECT l.topic, l.partition, b.next, b.outputs FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
+             AS b(topic, partition, epoch, first, next, outputs)
+             ON l.topic = b.topic AND l.partition = b.partition AND l.epoch = b.epoch AND l.next_offset = b.first
+        WHERE l.consumer = $1
+        ORDER BY l.topic, l.partition FOR UPDATE OF l
+    )
+    UPDATE ledger l SET first_offset = l.next_offset, next_offset = mine.next, outputs = mine.outputs,
+                        updated_at = now()
+    FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
+    RETURNING l.topic, l.partition
+"""
+
+# Positions move back or ahead only here, by an operator's doing; outputs are gone because they were sent.
+REPOSITION = """
+    UPDATE ledger SET first_offset = $5, next_offset = $5, outputs = NULL, updated_at = now()
+    WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
+    RETURNING epoch
+"""
+
+MARK_SENT = """
+    UPDATE ledger l SET outputs = NULL
+    FROM unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[]) AS p(topic, partition, epoch, next)
+    WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
+      AND l.next_offset = p.next AND l.outputs IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    epoch: int
+    topic_id: str
+    first_offset: int
+    next_offset: int
+    outputs: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """One partition's share of a batch."""
+
+    partition: Partition
+    epoch: int
+    first_offset: int
+    next_offset: int
+    outputs: bytes | None
+
+
+class Ledger:
+    def __init__(self, consumer: str, owner: str) -> None:
+        self._consumer = consumer
+        self._owner = owner
+
+    async def raise_epochs(
+        self, connection: Connection[Row], at_least: Mapping[Partition, int]
+    ) -> dict[Partition, LedgerRow]:
+        """Become the owner; partitions without a row are absent from the answer.
+
+        `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again.
+        """
+        rows = await connection.fetch(
+            RAISE_EPOCH,
+            self._consumer,
+            [partition.topic for partition in at_least],
+            [partition.number for partition in at_least],
+            list(at_least.values()),
+            self._owner,
+        )
+        return {
+            Partition(row["topic"], row["partition"]): LedgerRow(
+                row["epoch"], row["topic_id"], row["first_offset"], row["next_offset"], row["outputs"]
+            )
+            for row in rows
+        }
+
+    async def create(
+        self, connection: Connection[Row], partition: Partition, epoch: int, topic_id: str, start: int
+    ) -> bool:
+        """The first row of a partition; False if another owner was faster."""
+        created = await connection.fetchval(
+            CREATE, self._consumer, partition.topic, partition.number, epoch, topic_id, start, self._owner
+        )
+        return created is not None
+
+    async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
+        """Record a batch in the open transaction; a partition missing from the answer has another owner."""
+        rows = await connection.fetch(
+            ADVANCE,
+            self._consumer,
+            [share.partition.topic for share in batch],
+            [share.partition.number for share in batch],
+            [share.epoch for share in batch],
+            [share.first_offset for share in batch],
+            [share.next_offset for share in batch],
+            [share.outputs for share in batch],
+        )
+        return {Partition(row["topic"], row["partition"]) for row in rows}
+
+    async def reposition(self, connection: Connection[Row], partition: Partition, epoch: int, offset: int) -> bool:
+        found = await connection.fetchval(REPOSITION, self._consumer, partition.topic, partition.number, epoch, offset)
+        return found is not None
+
+    async def mark_sent(self, connection: Connection[Row], sent: Iterable[tuple[Partition, int, int]]) -> None:
+        """Forget outputs that Kafka is known to have: (partition, epoch, next_offset) of the batch."""
+        sent = list(sent)
+        await connection.execute(
+            MARK_SENT,
+            self._consumer,
+            [partition.topic for partition, _, _ in sent],
+            [partition.number for partition, _, _ in sent],
+            [epoch for _, epoch, _ in sent],
+            [next_offset for _, _, next_offset in sent],
+        )

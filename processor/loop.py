@@ -1,0 +1,571 @@
+"""The engine: poll -> decode -> claim -> handle -> commit Postgres -> publish, and one way back from trouble.
+
+`_commit` is the protocol: the order of its calls is the guarantee. Whatever goes wrong in it, or
+in the publication that runs beside the next batch, ends in `_start_over`: read from Postgres and
+Kafka what was committed, bring the two in step (recovery.py), go on from there. Nothing is
+concluded from how an attempt looked from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import structlog
+
+from processor import dispatch, failpoints, failures, outputs, postgres, recovery, slots
+from processor.cluster import Cluster
+from processor.consumer import Assignment, Source, assignments_of
+from processor.database import Database
+from processor.decode import Decoder
+from processor.errors import BatchAborted, ConnectionLost, Fenced, ProcessorError, SetupError
+from processor.failures import Culprit, Later, Reject, Retry, Unattributed
+from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
+from processor.ledger import Advance, Ledger
+from processor.outputs import Outgoing
+from processor.records import Partition, Record
+from processor.transaction import Offset, Publisher
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+    from asyncpg import Record as Row
+
+    from processor.config import Settings
+    from processor.dispatch import Route, Routes
+    from processor.recovery import Step
+
+log = structlog.get_logger()
+
+IDLE_SECONDS = 1.0
+PROGRESS_SECONDS = 10.0
+# What Kafka adds to a record at most, besides key, value and headers.
+OUTPUT_OVERHEAD = 512
+DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
+
+# These mean: what was committed has to be looked up. Everything else is a failing message, or a bug.
+Trouble = (BatchAborted, Fenced, ConnectionLost)
+
+
+@dataclass(slots=True)
+class Part:
+    """What is tried in one transaction: a batch, or a piece of one that did not go through whole."""
+
+    records: list[Record]
+    tries: int = 0
+    delay: float = 0.0
+
+    def split(self, index: int) -> list[Part]:
+        """The records before this one, and those from it on."""
+        return [Part(records) for records in (self.records[:index], self.records[index:]) if records]
+
+
+@dataclass(slots=True)
+class Work:
+    """What the handlers of one part gave."""
+
+    outgoing: dict[Assignment, list[Outgoing]] = field(default_factory=dict)
+    results: list[tuple[Record, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counts:
+    records: int = 0
+    completed: int = 0
+    duplicates: int = 0
+    failed: int = 0
+    collisions: int = 0
+    outputs: int = 0
+    batches: int = 0
+
+
+class Engine:
+    def __init__(self, settings: Settings, routes: Routes) -> None:
+        self._settings = settings
+        self._consumer = settings.consumer
+        self._source = Source(settings, Decoder(settings.message, routes))
+        self._cluster = Cluster(settings.kafka)
+        self._work_session = postgres.Session(settings, "work")
+        self._control = postgres.Session(settings, "control")
+        self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
+        self._inbox = Inbox(self._consumer, settings.message.on_collision)
+        self._ledger = Ledger(self._consumer, f"{socket.gethostname()}:{os.getpid()}")
+        self._publication: asyncio.Task[None] | None = None
+        self._recoveries: set[asyncio.Task[None]] = set()
+        self._unmarked: dict[Assignment, int] = {}
+        self._slot: int | None = None
+        self._slot_generation = 0
+        self._stopping = False
+        self._backlog = False
+        self._counts = Counts()
+        self._max_output = (
+            int(settings.kafka.producer.get("message.max.bytes", DEFAULT_MESSAGE_MAX_BYTES))  # type: ignore[arg-type]
+            - OUTPUT_OVERHEAD
+        )
+
+    def stop(self) -> None:
+        """Finish the batch at hand, then leave."""
+        self._stopping = True
+        self._source.news.set()
+
+    async def run(self) -> None:
+        """Until told to stop; raises Halt where an operator has to decide."""
+        progress = asyncio.create_task(self._report_progress())
+        try:
+            await self._start()
+            while not self._stopping:
+                try:
+                    records = await self._next_batch()
+                    if records:
+                        await self._process(records)
+                except Trouble as error:
+                    await self._start_over(error)
+            await self._finish()
+        finally:
+            progress.cancel()
+            await self._close()
+
+    # --- one batch ---
+
+    async def _next_batch(self) -> list[Record]:
+        """Wait for records; under a backlog a little longer, for a full batch. Empty when it is time to look up."""
+        batch = self._settings.batch
+        if self._backlog and 0 < self._source.buffered < batch.max_messages:
+            await self._wait_for_more(batch.linger_ms / 1000)
+        self._source.news.clear()
+        self._source.raise_failure()
+        self._recover_new()
+        records = self._source.take(batch.max_messages, batch.max_bytes)
+        if records:
+            self._backlog = len(records) >= batch.max_messages // 2
+            return records
+        self._backlog = False
+        if self._publication is not None and self._publication.done():
+            await self._published()
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                await self._source.news.wait()
+        except TimeoutError:
+            await self._mark_sent()
+        return []
+
+    async def _wait_for_more(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self._source.buffered < self._settings.batch.max_messages and not self._stopping:
+                    self._source.news.clear()
+                    await self._source.news.wait()
+        except TimeoutError:
+            pass
+
+    async def _process(self, records: list[Record]) -> None:
+        """Commit the batch whole if it goes, in parts if it does not; every record ends with an outcome."""
+        used = assignments_of(records)
+        parts = deque([Part(records)])
+        try:
+            while parts:
+                part = parts.popleft()
+                try:
+                    await self._unless_lost(self._commit(part), used)
+                except Culprit as culprit:
+                    part.records[culprit.index].failure = culprit.failure
+                    parts.extendleft(reversed(part.split(culprit.index + 1)))
+                except Unattributed as problem:
+                    if len(part.records) == 1:
+                        part.records[0].failure = problem.failure
+                    parts.extendleft(reversed(part.split(len(part.records) // 2)))
+                except Later as later:
+                    pieces = part.split(later.index)
+                    pieces[-1].tries = part.tries + 1
+                    pieces[-1].delay = failures.backoff(pieces[-1].tries, later.after)
+                    parts.extendleft(reversed(pieces))
+                    log.info("batch_retried", reason=str(later), tries=part.tries + 1, records=len(part.records))
+        finally:
+            self._source.release(used)
+
+    async def _commit(self, part: Part) -> None:
+        """Steps 3 to 8 of the protocol. Postgres commits before Kafka, never after.
+
+        A crash between the two leaves stored outputs and an offset that has not moved, which
+        recovery repairs. Reversed, the offset would pass work that Postgres then forgets.
+        """
+        records = part.records
+        await asyncio.sleep(part.delay)
+        async with self._work_session.use() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                failpoints.reach("before_claim")
+                claims = await self._inbox.claim(connection, records)
+                failpoints.reach("after_claim")
+                work = await self._handle(part, claims)
+                failpoints.reach("after_handlers")
+                failed = [records[i] for i in sorted(claims.mine) if records[i].failure is not None]
+                await self._inbox.fail(connection, failed)
+                await self._inbox.keep_results(connection, work.results)
+                # The ledger row keeps the outputs of one batch: not to be overwritten before Kafka has them.
+                await self._published()
+                failpoints.reach("before_ledger")
+                shares = self._shares(records, work)
+                await self._advance(connection, shares)
+                failpoints.reach("after_ledger")
+            except Exception as error:
+                await self._roll_back(connection, transaction)
+                self._raise_attributed(error, part)
+            failpoints.reach("before_postgres_commit")
+            try:
+                await transaction.commit()
+            except Exception as error:
+                # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
+                self._raise_attributed(error, part)
+        failpoints.reach("after_postgres_commit")
+        for assignment, share in shares.items():
+            assignment.position = share.next_offset
+        self._publish(shares, work)
+        self._count(records, claims, failed, work)
+
+    async def _handle(self, part: Part, claims: Claims) -> Work:
+        """Run the handlers in offset order, all on this one transaction."""
+        work = Work()
+        database = Database(self._work_session.statements)
+        records = part.records
+        ours = [i for i in sorted(claims.mine) if records[i].failure is None]
+        try:
+            for route, indices in groupby(ours, key=lambda i: records[i].route):
+                assert route is not None
+                if route.takes_batch:
+                    await self._handle_batch(route, part, list(indices), database, work)
+                else:
+                    for index in indices:
+                        await self._handle_one(route, part, index, database, work)
+            await database.flush()
+        finally:
+            database.close()
+        return work
+
+    async def _handle_one(self, route: Route, part: Part, index: int, database: Database, work: Work) -> None:
+        record = part.records[index]
+        key = record.message.key
+        database.serve(record if key is None else (record.message.partition, key))
+        try:
+            returned = dispatch.returned_for_one(record, await route.handler(record.message, database))
+            await self._collect(record, returned, work)
+        except Retry as retry:
+            record.retries += 1
+            if record.retries > failures.RETRIES:
+                raise Culprit(index, failures.failure_of(retry)) from retry
+            raise Later(f"{route.name}: {retry}", retry.after, index) from retry
+        except Exception as error:
+            if self._work_session.broken(error) or not failures.blames_the_message(error):
+                raise
+            failure = failures.failure_of(error)
+            if not database.withdraw():
+                raise Culprit(index, failure) from error
+            record.failure = failure
+
+    async def _handle_batch(self, route: Route, part: Part, indices: list[int], database: Database, work: Work) -> None:
+        records = [part.records[index] for index in indices]
+        database.serve(route)
+        returned = dispatch.returned_for_batch(
+            records, await route.handler([record.message for record in records], database)
+        )
+        for index, answer in sorted(returned.items()):
+            await self._collect(records[index], answer, work)
+
+    async def _collect(self, record: Record, returned: dispatch.Returned, work: Work) -> None:
+        encoded = [
+            outputs.encode(output, record.message, index, self._consumer)
+            for index, output in enumerate(returned.outputs)
+        ]
+        # Once Postgres has committed there is no way back, so what Kafka would refuse is refused now.
+        topics = [output.topic for output in encoded]
+        if topics and not self._cluster.knows(topics):
+            missing = await asyncio.to_thread(self._cluster.missing, topics)
+            if missing:
+                raise Reject(f"output topic {', '.join(sorted(missing))} does not exist")
+        for output in encoded:
+            if output.size > self._max_output:
+                raise Reject(f"output to {output.topic} has {output.size} bytes, {self._max_output} at most")
+        if returned.result is not None:
+            outputs.dump_json(returned.result)
+            work.results.append((record, returned.result))
+        if record.message.offset >= record.assignment.silent_below:
+            work.outgoing.setdefault(record.assignment, []).extend(encoded)
+
+    def _shares(self, records: Sequence[Record], work: Work) -> dict[Assignment, Advance]:
+        last = {record.assignment: record for record in records}
+        return {
+            assignment: Advance(
+                assignment.partition,
+                assignment.epoch,
+                assignment.position,
+                record.next_offset,
+                outputs.pack(work.outgoing.get(assignment, ())),
+            )
+            for assignment, record in last.items()
+        }
+
+    async def _advance(self, connection: Connection[Row], shares: dict[Assignment, Advance]) -> None:
+        ours = await self._ledger.advance(connection, list(shares.values()))
+        others = [str(share.partition) for share in shares.values() if share.partition not in ours]
+        if others:
+            raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
+
+    async def _roll_back(self, connection: Connection[Row], transaction: Any) -> None:
+        try:
+            await transaction.rollback()
+        except Exception as error:  # the connection is of no use; Postgres rolls back by itself
+            log.debug("rollback_failed", error=str(error))
+            connection.terminate()
+
+    def _raise_attributed(self, error: Exception, part: Part) -> NoReturn:
+        """Raise an error as `_process` needs it: whose fault it is, or whether to come again."""
+        if isinstance(error, ProcessorError | Culprit | Later) or self._work_session.broken(error):
+            raise error
+        if isinstance(error, BusyElsewhere):
+            raise Later(f"message {error} is being processed elsewhere") from error
+        if isinstance(error, Retry):  # from a batch handler
+            if part.tries < failures.RETRIES:
+                raise Later(str(error), error.after) from error
+        elif postgres.is_transient(error) and part.tries < failures.RETRIES:
+            raise Later(f"{type(error).__name__}: {error}") from error
+        raise Unattributed(failures.failure_of(error)) from error
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, None], used: Sequence[Assignment]) -> None:
+        """Cut the work off at once when a partition that it is for is lost."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self._source.lost.clear()
+                if not all(assignment.owned for assignment in used):
+                    raise Fenced("a partition was lost while its records were being processed")
+                lost = asyncio.ensure_future(self._source.lost.wait())
+                try:
+                    await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    lost.cancel()
+            task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    # --- publishing ---
+
+    def _publish(self, shares: dict[Assignment, Advance], work: Work) -> None:
+        """Start the Kafka transaction of a batch; the next batch goes on meanwhile."""
+        self._source.use(shares)
+        self._publication = asyncio.create_task(self._publish_and_release(shares, work))
+        self._publication.add_done_callback(lambda _: self._source.news.set())
+
+    async def _publish_and_release(self, shares: dict[Assignment, Advance], work: Work) -> None:
+        offsets = [
+            Offset(share.partition, share.next_offset, recovery.metadata(share.epoch))
+            for assignment, share in shares.items()
+            if share.next_offset >= assignment.silent_below
+        ]
+        outgoing = [output for assignment in shares for output in work.outgoing.get(assignment, ())]
+        try:
+            if offsets or outgoing:
+                await self._publisher.publish(outgoing, offsets, _still_owned(shares))
+            for assignment, share in shares.items():
+                if share.outputs is not None:
+                    self._unmarked[assignment] = share.next_offset
+        finally:
+            self._source.release(shares)
+
+    async def _published(self) -> None:
+        """Wait until Kafka has the previous batch; raises what kept it from it."""
+        if self._publication is not None:
+            await asyncio.shield(self._publication)
+            self._publication = None
+
+    async def _mark_sent(self) -> None:
+        """Let the ledger forget outputs that Kafka has, so that an operator's rewind does not send them again."""
+        await self._published()
+        sent = [(a.partition, a.epoch, next_offset) for a, next_offset in self._unmarked.items() if a.owned]
+        self._unmarked.clear()
+        if sent:
+            async with self._work_session.use() as connection:
+                await self._ledger.mark_sent(connection, sent)
+
+    # --- taking partitions, and the way back from trouble ---
+
+    def _recover_new(self) -> None:
+        for task in [task for task in self._recoveries if task.done()]:
+            self._recoveries.discard(task)
+            task.result()
+        new = self._source.take_new()
+        if new:
+            task = asyncio.create_task(self._recover_all(new))
+            task.add_done_callback(lambda _: self._source.news.set())
+            self._recoveries.add(task)
+
+    async def _start_over(self, trouble: Exception) -> None:
+        log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
+        affected = self._source.fetching()
+        self._source.use(affected)
+        self._source.suspend(affected)
+        if self._publication is not None:
+            await asyncio.wait({self._publication})
+            self._publication.exception()  # its trouble is the one we are in, or settled by recovery
+            self._publication = None
+        self._unmarked.clear()
+        await self._recover_all(affected)
+
+    async def _recover_all(self, assignments: list[Assignment]) -> None:
+        """Bring these in step and start reading them; comes again until it works or they are no longer ours."""
+        tries = 0
+        try:
+            while not self._stopping and any(assignment.owned for assignment in assignments):
+                try:
+                    await self._recover([assignment for assignment in assignments if assignment.owned])
+                    return
+                except Trouble as trouble:
+                    tries += 1
+                    log.warning("recovery_retried", reason=str(trouble), tries=tries)
+                    await asyncio.sleep(failures.backoff(tries))
+        finally:
+            self._source.release(assignments)
+
+    async def _recover(self, assignments: list[Assignment]) -> None:
+        partitions = [assignment.partition for assignment in assignments]
+        # First end what a dead producer of our slot left open, then shut out the predecessor in
+        # Postgres, and only then ask Kafka: in this order nothing can change behind our back.
+        await self._publisher.open()
+        async with self._control.use() as connection:
+            rows = await self._ledger.raise_epochs(connection, dict.fromkeys(partitions, 0))
+        committed = await asyncio.to_thread(self._cluster.committed, self._consumer, partitions)
+        logs = await asyncio.to_thread(self._cluster.logs, partitions)
+        steps = {
+            assignment: recovery.decide(
+                assignment.partition,
+                rows.get(assignment.partition),
+                committed[assignment.partition],
+                logs[assignment.partition],
+                start=self._settings.kafka.start,
+                on_database_behind=self._settings.kafka.on_database_behind,
+            )
+            for assignment in assignments
+        }
+        async with self._control.use() as connection:
+            for assignment, step in steps.items():
+                partition = assignment.partition
+                row, seen = rows.get(partition), committed[partition]
+                newest = (seen.epoch if seen else None) or 0
+                assignment.epoch = row.epoch if row else newest + 1
+                if row is not None and newest >= row.epoch:
+                    raised = await self._ledger.raise_epochs(connection, {partition: newest})
+                    assignment.epoch = raised[partition].epoch
+                if step.create and not await self._ledger.create(
+                    connection, partition, assignment.epoch, logs[partition].topic_id, step.start
+                ):
+                    raise Fenced(f"{partition}: another instance was faster")
+        await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
+        async with self._control.use() as connection:
+            for assignment, step in steps.items():
+                if step.reposition and not await self._ledger.reposition(
+                    connection, assignment.partition, assignment.epoch, step.start
+                ):
+                    raise Fenced(f"{assignment.partition}: another instance has raised the epoch")
+        for assignment, step in steps.items():
+            assignment.silent_below = step.silent_below
+            self._source.begin(assignment, step.start)
+            say = log.info if step.event in _EXPECTED else log.warning
+            say("partition_ready", partition=str(assignment.partition), found=step.event, start=step.start)
+
+    async def _send_stored(
+        self,
+        assignments: list[Assignment],
+        steps: dict[Assignment, Step],
+        stored: dict[Partition, bytes | None],
+    ) -> None:
+        """Send what the ledger kept for Kafka, and move the committed offsets to where the ledger stands."""
+        outgoing: list[Outgoing] = []
+        offsets: list[Offset] = []
+        for assignment, step in steps.items():
+            if step.send_from is not None:
+                kept = outputs.unpack(stored[assignment.partition])
+                outgoing += [output for output in kept if output.source_offset >= step.send_from]
+            if step.commit is not None:
+                metadata = "" if step.foreign else recovery.metadata(assignment.epoch)
+                offsets.append(Offset(assignment.partition, step.commit, metadata))
+        if outgoing or offsets:
+            await self._publisher.publish(outgoing, offsets, _still_owned(assignments))
+            log.info("stored_outputs_sent", outputs=len(outgoing), partitions=len(offsets))
+
+    async def _lease(self) -> str:
+        async with self._control.use() as connection:
+            if self._slot is None or self._slot_generation != self._control.generation:
+                self._slot = await slots.lease(connection, self._consumer)
+                self._slot_generation = self._control.generation
+            return slots.transactional_id(self._consumer, self._slot)
+
+    # --- beginning and end ---
+
+    async def _start(self) -> None:
+        missing = await asyncio.to_thread(self._cluster.missing, self._settings.topics)
+        if missing:
+            raise SetupError(f"{self._settings.source}: topic {', '.join(sorted(missing))} does not exist; create it")
+        self._source.start()
+
+    async def _finish(self) -> None:
+        """Leave nothing open and nothing to repair."""
+        try:
+            await self._published()
+            await self._mark_sent()
+        except Trouble as trouble:
+            log.warning("left_to_recovery", reason=str(trouble))
+
+    async def _close(self) -> None:
+        for task in self._recoveries:
+            task.cancel()
+        if self._recoveries:
+            await asyncio.wait(self._recoveries)
+        await self._source.close()
+        await self._publisher.close()
+        await self._work_session.close()
+        await self._control.close()
+
+    def _count(self, records: Sequence[Record], claims: Claims, failed: Sequence[Record], work: Work) -> None:
+        counts = self._counts
+        counts.batches += 1
+        counts.records += len(records)
+        counts.failed += len(failed)
+        counts.completed += len(claims.mine) - len(failed)
+        counts.duplicates += claims.skipped.get(Verdict.DUPLICATE, 0) + claims.skipped.get(Verdict.REDELIVERY, 0)
+        counts.collisions += len(claims.collisions)
+        counts.outputs += sum(map(len, work.outgoing.values()))
+        for record in failed:
+            assert record.failure is not None
+            log.warning(
+                "message_failed",
+                message_id=record.message.id,
+                at=record.coordinates,
+                reason=record.failure.reason,
+                detail=record.failure.detail,
+            )
+        for record in claims.collisions:
+            log.warning("message_collided", message_id=record.message.id, at=record.coordinates)
+
+    async def _report_progress(self) -> None:
+        reported = 0
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            if self._counts.records > reported:
+                reported = self._counts.records
+                log.info("progress", **asdict(self._counts))
+
+
+# Findings of recovery that are ordinary; any other one is worth an operator's look.
+_EXPECTED = ("first_start", "in_step", "died_between_commits")
+
+
+def _still_owned(assignments: Iterable[Assignment]) -> Callable[[], bool]:
+    held = list(assignments)
+    return lambda: all(assignment.owned for assignment in held)

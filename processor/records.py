@@ -1,0 +1,110 @@
+"""What flows through the processor: partitions, messages as handlers see them, records as the engine does.
+
+`Message` and `Output` are the handlers' interface; everything else is the engine's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from processor.consumer import Assignment
+    from processor.dispatch import Route
+
+T = TypeVar("T")
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Partition(NamedTuple):
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.number}]"
+
+
+@dataclass(slots=True, eq=False)
+class Message(Generic[T]):
+    """One message, decoded as the handler's annotation asks for."""
+
+    id: str
+    type: str | None
+    key: bytes | None
+    value: T
+    headers: Headers
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime | None
+    attempt: int = 1
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of that name, as Kafka's own convention has it."""
+        for key, value in reversed(self.headers):
+            if key == name:
+                return value
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """One record to send, visible to committed readers if and only if the handler's rows are.
+
+    `value` may be bytes, text, None (a delete marker) or anything that has a JSON form.
+    `cause` is needed from batch handlers only: the message this output answers.
+    """
+
+    topic: str
+    value: Any
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes | str | None] | None = None
+    type: str | None = None
+    cause: Message[Any] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Result:
+    """A value to keep in the inbox row, with outputs if there are any."""
+
+    value: Any
+    outputs: Sequence[Output] = ()
+    cause: Message[Any] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Failure:
+    """Why a message ends as a failed row. `reason` is a stable name, `detail` is for people."""
+
+    reason: str
+    detail: str
+    traceback: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A record on its way: what the handler gets, the bytes as they came, and what was decided."""
+
+    message: Message[Any]
+    payload: bytes | None
+    payload_hash: bytes | None
+    size: int
+    route: Route | None
+    failure: Failure | None = None
+    retries: int = 0
+    assignment: Assignment = None  # type: ignore[assignment] # set as soon as it is buffered
+
+    @property
+    def partition(self) -> Partition:
+        return Partition(self.message.topic, self.message.partition)
+
+    @property
+    def next_offset(self) -> int:
+        return self.message.offset + 1
+
+    @property
+    def coordinates(self) -> str:
+        return f"{self.message.topic}:{self.message.partition}:{self.message.offset}"

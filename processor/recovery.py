@@ -1,0 +1,158 @@
+"""What a partition's two positions say about the past, and what brings them back in step. Pure.
+
+L is the ledger row, K Kafka's committed offset. K is ours when its metadata names an epoch; an
+operator who moves offsets with Kafka's own tools leaves other metadata behind. After the step
+that is decided here, K = L.next_offset holds, the stored outputs are sent, and work starts there.
+
+Offsets have gaps (transaction markers, compaction): positions are compared, records never counted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from processor.errors import Halt
+from processor.ledger import LedgerRow
+from processor.records import Partition
+
+_METADATA = re.compile(r"processor epoch=(\d+)\Z")
+
+
+def metadata(epoch: int) -> str:
+    return f"processor epoch={epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Kafka's committed offset, known to be stable, and the epoch it names if it is ours."""
+
+    offset: int
+    epoch: int | None
+
+    @classmethod
+    def read(cls, offset: int, metadata: str | None) -> Committed:
+        match = _METADATA.match(metadata or "")
+        return cls(offset, int(match[1]) if match else None)
+
+    @property
+    def ours(self) -> bool:
+        return self.epoch is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What the broker holds of a partition now."""
+
+    topic_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How to bring one partition in step.
+
+    `start` is where work begins. Stored outputs from `send_from` on are sent first, none if it is None;
+    `commit` is the offset to commit with them, as ours unless `foreign` says to leave it an operator's.
+    `reposition` moves the ledger to `start`, `create` makes its row. Outputs of records below `silent_below`
+    are not sent again, and no offset below it is committed.
+    """
+
+    event: str
+    start: int
+    send_from: int | None = None
+    commit: int | None = None
+    foreign: bool = False
+    reposition: bool = False
+    create: bool = False
+    silent_below: int = 0
+
+
+def decide(
+    partition: Partition,
+    ledger: LedgerRow | None,
+    committed: Committed | None,
+    log: Log,
+    *,
+    start: str,
+    on_database_behind: str,
+) -> Step:
+    """Raises Halt where going on could lose or double something."""
+    _same_topic(partition, ledger, log)
+    if ledger is None:
+        return _without_ledger(partition, committed, log, start, on_database_behind)
+    unsent = ledger.first_offset if ledger.outputs is not None else None
+    if committed is None:
+        _within(partition, "the ledger's position", ledger.next_offset, log)
+        return Step("offsets_forgotten", ledger.next_offset, send_from=unsent, commit=ledger.next_offset)
+    if committed.ours and committed.offset > ledger.next_offset:
+        _within(partition, "the ledger's position", ledger.next_offset, log)
+        return _database_behind(partition, ledger.next_offset, committed.offset, on_database_behind)
+    if committed.ours and committed.offset == ledger.next_offset:
+        _within(partition, "the committed offset", committed.offset, log)
+        return Step("in_step", committed.offset)
+    if committed.ours and committed.offset == ledger.first_offset:
+        # Died between the two commits. The stored outputs are all that is needed: no record is read again.
+        _within(partition, "the ledger's position", ledger.next_offset, log)
+        return Step("died_between_commits", ledger.next_offset, send_from=unsent, commit=ledger.next_offset)
+    # Somebody moved the offset, or (ours, but behind what is known to be sent) Kafka lost commits: read from there.
+    # Outputs that may never have been sent go first: rather one batch repeated, with its old ids, than lost.
+    _within(partition, "the committed offset", committed.offset, log)
+    # The offset stays the operator's until the ledger has followed: dying in between must not look like a crash.
+    moved = Step(
+        "rewound" if committed.offset < ledger.next_offset else "skipped_ahead",
+        committed.offset,
+        send_from=unsent,
+        commit=None if unsent is None else committed.offset,
+        foreign=True,
+        reposition=True,
+    )
+    return replace(moved, event="in_step") if committed.offset == ledger.next_offset else moved
+
+
+def _without_ledger(
+    partition: Partition, committed: Committed | None, log: Log, start: str, on_database_behind: str
+) -> Step:
+    if committed is None:
+        if start == "fail":
+            raise Halt(f"{partition}: no position is stored and kafka.start is fail; set it to earliest or latest")
+        offset = log.start if start == "earliest" else log.end
+        return Step("first_start", offset, commit=offset, create=True)
+    _within(partition, "the committed offset", committed.offset, log)
+    if committed.ours:
+        step = _database_behind(partition, log.start, committed.offset, on_database_behind)
+        return Step(step.event, step.start, create=True, silent_below=step.silent_below)
+    return Step("offsets_adopted", committed.offset, create=True)
+
+
+def _database_behind(partition: Partition, behind: int, committed: int, on_database_behind: str) -> Step:
+    if on_database_behind == "halt":
+        raise Halt(
+            f"{partition}: Kafka has committed offset {committed}, the database only {behind}: it has lost commits "
+            "(restored from a backup, or failed over to a stale standby?). Restore it, or set "
+            "kafka.on_database_behind = 'reapply' to apply the difference again without sending its outputs twice"
+        )
+    return Step("reapplying", behind, silent_below=committed)
+
+
+def _same_topic(partition: Partition, ledger: LedgerRow | None, log: Log) -> None:
+    if ledger is not None and ledger.topic_id != log.topic_id:
+        raise Halt(
+            f"{partition}: the topic was deleted and created anew (id {ledger.topic_id}, now {log.topic_id}); its "
+            "offsets mean other records. Run it under a new `consumer` name, or delete this consumer's ledger rows "
+            "of the topic to start over"
+        )
+
+
+def _within(partition: Partition, what: str, offset: int, log: Log) -> None:
+    if offset < log.start:
+        raise Halt(
+            f"{partition}: {what} is {offset}, the log now begins at {log.start}: records expired before they were "
+            "read. Restore them, or accept the gap: kafka-consumer-groups --reset-offsets --to-earliest"
+        )
+    if offset > log.end:
+        raise Halt(
+            f"{partition}: {what} is {offset}, the log ends at {log.end}: it was truncated. Find out what the cluster "
+            "lost, then set the offset with kafka-consumer-groups --reset-offsets"
+        )

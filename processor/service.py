@@ -1,0 +1,90 @@
+"""`processor run`: one engine in this process, or a supervisor with several; signals, deadlines, exit codes.
+
+First SIGTERM or SIGINT: finish the batch, publish it, leave the group, exit 0. What is not done
+when run.stop_timeout_ms is nearly over is rolled back. A second signal ends the process on the spot; that
+is safe at any time, since the next start repairs whatever was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import structlog
+import uvloop
+
+from processor import dispatch, failpoints, migrate, supervisor
+from processor.config import Settings
+from processor.loop import Engine
+
+log = structlog.get_logger()
+
+# The part of the stop time-out in which the batch may finish; the rest is for rolling back and leaving.
+GRACE = 0.7
+
+
+def run(settings: Settings, workers: int = 1) -> int:
+    """The exit code; raises ProcessorError where the service cannot or must not go on."""
+    if workers > 1:
+        return supervisor.run([sys.executable, "-m", "processor", "run", settings.source], workers)
+    failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
+    routes = dispatch.load(settings)
+    uvloop.run(_serve(settings, routes))
+    return 0
+
+
+async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
+    async with migrate.connected(settings) as connection:
+        await migrate.require_current(connection, migrate.sets(settings))
+    engine = Engine(settings, routes)
+    running = asyncio.ensure_future(engine.run())
+    stop = _Stop(engine, running, settings.run.stop_timeout_ms / 1000)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.asked, signal.Signals(number))
+    orphaned = supervisor.orphaned(stop.asked)
+    log.info("started", consumer=settings.consumer, topics=settings.topics, pid=os.getpid())
+    try:
+        await running
+    except asyncio.CancelledError:
+        log.warning("stopped_with_work_rolled_back")
+    finally:
+        stop.over()
+        orphaned()
+    log.info("stopped")
+
+
+class _Stop:
+    def __init__(self, engine: Engine, running: asyncio.Future[None], seconds: float) -> None:
+        self._engine = engine
+        self._running = running
+        self._seconds = seconds
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def asked(self, number: signal.Signals | None = None) -> None:
+        reason = number.name if number else "supervisor gone"
+        if self._timers:
+            log.warning("stopping_at_once", reason=reason)
+            _exit(128 + (number or signal.SIGTERM))
+        log.info("stopping", reason=reason, seconds_at_most=self._seconds)
+        loop = asyncio.get_running_loop()
+        self._timers = [
+            loop.call_later(self._seconds * GRACE, self._running.cancel),
+            loop.call_later(self._seconds, self._give_up),
+        ]
+        self._engine.stop()
+
+    def over(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        log.warning("stop_timed_out", note="the next start repairs what was left")
+        _exit(0)
+
+
+def _exit(code: int) -> None:
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,102 @@
+"""Several worker processes under one parent: started again with backoff, stopped by one signal.
+
+Workers share nothing but the consumer group. They run in sessions of their own, so that Ctrl-C reaches them
+once, through the parent; and they hold the end of a pipe, so that they stop when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+log = structlog.get_logger()
+
+PIPE = "PROCESSOR_SUPERVISOR_PIPE"
+# Bad configuration, or an operator has to decide: starting again would only repeat it.
+FINAL = (2, 3)
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 30.0
+# A worker that ran this long was healthy; its next failure starts from the first delay again.
+HEALTHY_SECONDS = 60.0
+
+
+def run(command: Sequence[str], workers: int) -> int:
+    return asyncio.run(_Supervisor(command).supervise(workers))
+
+
+def orphaned(stop: Callable[[], None]) -> Callable[[], None]:
+    """In a worker: call `stop` when the supervisor is gone. Returns how to stop watching."""
+    descriptor = os.environ.get(PIPE)
+    if descriptor is None:
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def stop_watching() -> None:
+        loop.remove_reader(int(descriptor))
+
+    def gone() -> None:
+        stop_watching()
+        stop()
+
+    loop.add_reader(int(descriptor), gone)
+    return stop_watching
+
+
+class _Supervisor:
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._stopping = asyncio.Event()
+        self._processes: set[asyncio.subprocess.Process] = set()
+        self._exit_code = 0
+
+    async def supervise(self, workers: int) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        watched, held = os.pipe()
+        try:
+            await asyncio.gather(*(self._keep_running(index, watched) for index in range(workers)))
+        finally:
+            os.close(held)
+            os.close(watched)
+        return self._exit_code
+
+    def _stop(self, reason: str) -> None:
+        """The first time workers finish; the second signal makes them stop at once."""
+        log.info("stopping_workers", reason=reason, workers=len(self._processes))
+        self._stopping.set()
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    async def _keep_running(self, index: int, watched: int) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**os.environ, PIPE: str(watched), "PROCESSOR_WORKERS": "1"},
+                pass_fds=(watched,),
+                start_new_session=True,
+            )
+            self._processes.add(process)
+            log.info("worker_started", worker=index, pid=process.pid)
+            code = await process.wait()
+            self._processes.discard(process)
+            if self._stopping.is_set():
+                return
+            if code in FINAL:
+                self._exit_code = code
+                self._stop(f"worker {index} exited with {code}")
+                return
+            failures = 1 if time.monotonic() - started > HEALTHY_SECONDS else failures + 1
+            delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1))
+            log.warning("worker_ended", worker=index, pid=process.pid, exit_code=code, restart_in_seconds=delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)

@@ -1,0 +1,223 @@
+"""One Kafka transaction per batch: outputs and offsets become visible together, or not at all.
+
+The loop commits Postgres first and calls `publish` second. If we die in between, recovery finds
+the outputs in the ledger and the offset unmoved, and publishes them; the first attempt was never
+committed, so read_committed readers see each output once.
+
+Sole user of confluent_kafka.Producer, and the one place where its errors get a meaning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from processor import failpoints
+from processor.errors import BatchAborted, Fenced, Halt
+from processor.outputs import Outgoing
+from processor.records import Partition
+
+if TYPE_CHECKING:
+    from processor.config import KafkaSettings
+
+log = structlog.get_logger()
+
+INIT_SECONDS = 30.0
+# A call that may be repeated is repeated so often before the producer is given up for a new one.
+ATTEMPTS = 4
+
+
+class Verdict(Enum):
+    """What an error of the producer asks for."""
+
+    AGAIN = "call the same function again"
+    ABORT = "abort this transaction; the producer is fine"
+    REBUILD = "the producer is dead; a new one settles what it left behind"
+    FENCED = "another instance took over; the producer is dead"
+    HALT = "no repetition helps; an operator must act"
+
+
+_FENCED = {
+    KafkaError._FENCED,  # noqa: SLF001
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+}
+
+_HOPELESS = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "an output is larger than its topic takes; raise max.message.bytes of the topic",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user may not write to an output topic; grant WRITE on it",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user may not use the transactional id; grant WRITE on it",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not use the cluster so; check its ACLs",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not commit for the group; grant READ on it",
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "kafka.transaction_timeout_ms is above the brokers' maximum",
+    KafkaError._UNKNOWN_TOPIC: "an output topic does not exist any more; create it",  # noqa: SLF001
+    KafkaError._UNKNOWN_PARTITION: "an output partition does not exist any more",  # noqa: SLF001
+    KafkaError._AUTHENTICATION: "the brokers refuse the credentials",  # noqa: SLF001
+}
+
+
+def classify(error: KafkaError) -> Verdict:
+    if error.code() in _HOPELESS:
+        return Verdict.HALT
+    if error.code() in _FENCED:
+        # Fatal with the consumer protocol, abortable with the classic one: a new producer serves both.
+        return Verdict.FENCED
+    if error.fatal():
+        return Verdict.REBUILD
+    if error.txn_requires_abort():
+        return Verdict.ABORT
+    if error.retriable():
+        return Verdict.AGAIN
+    return Verdict.REBUILD
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    partition: Partition
+    next_offset: int
+    metadata: str
+
+
+class Publisher:
+    """Owns the producer and its transaction. One transaction at a time, all calls on one thread."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        lease: Callable[[], Awaitable[str]],
+        group_metadata: Callable[[], Any],
+    ) -> None:
+        self._settings = settings
+        self._lease = lease
+        self._group_metadata = group_metadata
+        self._producer: Producer | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._one_at_a_time = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Have a producer: leases a transactional id and ends whatever transaction it was left with."""
+        async with self._one_at_a_time:
+            await self._ready()
+
+    async def publish(
+        self, outputs: Sequence[Outgoing], offsets: Sequence[Offset], still_owned: Callable[[], bool]
+    ) -> None:
+        """Raises BatchAborted or Fenced if it was not, or may not have been, committed; recovery tells."""
+        async with self._one_at_a_time:
+            await self._ready()
+            await self._run(self._transact, outputs, offsets, still_owned)
+
+    async def close(self) -> None:
+        """Abort what is open, so that no reader waits for it."""
+        async with self._one_at_a_time:
+            await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _ready(self) -> None:
+        if self._producer is None:
+            await self._run(self._open, await self._lease())
+
+    async def _run(self, function: Callable[..., None], *args: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    # --- on the publish thread ---
+
+    def _open(self, transactional_id: str) -> None:
+        self._producer = Producer(
+            self._settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka")
+        )
+        self._call("initialising transactions", self._producer.init_transactions, INIT_SECONDS)
+        log.info("producer_ready", transactional_id=transactional_id)
+
+    def _transact(
+        self, outputs: Sequence[Outgoing], offsets: Sequence[Offset], still_owned: Callable[[], bool]
+    ) -> None:
+        # Metadata first, ownership second. If the group has moved on in between, the metadata is old and
+        # the broker refuses it; if the metadata is new, losing the partition has cleared its flag before.
+        group = self._group_metadata()
+        if not still_owned():
+            raise Fenced("a partition was lost before its outputs were sent; its new owner sends them")
+        producer = self._producer
+        assert producer is not None
+        self._call("beginning a transaction", producer.begin_transaction)
+        failpoints.reach("after_begin")
+        for output in outputs:
+            self._produce(producer, output)
+        failpoints.reach("after_produce")
+        positions = [TopicPartition(o.partition.topic, o.partition.number, o.next_offset, o.metadata) for o in offsets]
+        if positions:
+            self._call("sending offsets", producer.send_offsets_to_transaction, positions, group)
+        failpoints.reach("after_offsets")
+        failpoints.reach("before_kafka_commit")
+        # No time-out of our own: librdkafka bounds the call by what is left of transaction.timeout.ms.
+        self._call("committing", producer.commit_transaction)
+        failpoints.reach("after_kafka_commit")
+
+    def _produce(self, producer: Producer, output: Outgoing) -> None:
+        while True:
+            try:
+                producer.produce(output.topic, output.value, output.key, headers=output.headers)
+                return
+            except BufferError:
+                producer.poll(0.1)
+            except KafkaException as error:
+                self._give_up("producing", error.args[0])
+
+    def _call(self, during: str, function: Callable[..., Any], *args: Any) -> None:
+        attempts = 0
+        while True:
+            try:
+                function(*args)
+                return
+            except KafkaException as error:
+                attempts += 1
+                if classify(error.args[0]) is not Verdict.AGAIN or attempts == ATTEMPTS:
+                    self._give_up(during, error.args[0])
+                log.warning("kafka_call_repeated", during=during, error=error.args[0].str())
+
+    def _give_up(self, during: str, error: KafkaError) -> NoReturn:
+        verdict = classify(error)
+        text = f"{during}: {error.name()}: {error.str()}"
+        if error.txn_requires_abort():
+            self._abort()
+        else:
+            self._discard()
+        match verdict:
+            case Verdict.HALT:
+                raise Halt(f"{text}; {_HOPELESS[error.code()]}")
+            case Verdict.FENCED:
+                raise Fenced(text)
+            case _:
+                raise BatchAborted(text)
+
+    def _abort(self) -> None:
+        assert self._producer is not None
+        try:
+            self._producer.abort_transaction()
+        except KafkaException as error:
+            log.warning("abort_failed", error=error.args[0].str())
+            self._discard()
+
+    def _discard(self) -> None:
+        """Forget the producer. Initialising the next one with the same id settles what this one left open."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def _close(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
