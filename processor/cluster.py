@@ -78,7 +78,7 @@ class Cluster:
             if answer.error is not None:
                 raise BatchAborted(f"{partition}: the committed offset could not be read: {answer.error.str()}")
             found[partition] = (
-                None if answer.offset == OFFSET_INVALID else Committed.read(answer.offset, answer.metadata)
+                None if answer.offset == OFFSET_INVALID else Committed(answer.offset, answer.metadata or "")
             )
         return found
 

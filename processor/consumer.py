@@ -222,6 +222,7 @@ class Source:
             for owned in map(_partition, partitions):
                 assignment = self._assignments[owned] = Assignment(owned)
                 self._new.append(assignment)
+        self._group_metadata = consumer.consumer_group_metadata()
         log.info("partitions_assigned", partitions=_names(partitions))
         self._wake()
 

@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -30,6 +31,7 @@ MAX_ID_CHARS = 512
 
 # Integers that orjson would turn into floats without a word have at least 19 digits.
 _MAYBE_HUGE = re.compile(rb"\d{19}")
+_LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
 _INTEGERS = range(-(2**63), 2**64)
 
 
@@ -105,6 +107,25 @@ def _refuse_huge_numbers(value: bytes) -> None:
         json.loads(value, parse_int=integer, parse_float=decimal)
     except RecursionError:
         raise BadValue("not_json", "value is nested too deeply") from None
+
+
+def may_lose_digits(value: bytes) -> bool:
+    """Whether a number in there has more digits than a double holds: pydantic would read it through one."""
+    return _LONG_NUMBER.search(value) is not None
+
+
+def parse_exactly(value: bytes) -> Any:
+    """JSON with every fraction as a Decimal: slower, and right to the last digit."""
+    try:
+        return json.loads(value, parse_float=Decimal, parse_constant=_no_constant)
+    except ValueError as error:
+        raise BadValue("not_json", f"value is not JSON: {error}") from None
+    except RecursionError:
+        raise BadValue("not_json", "value is nested too deeply") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 class Decoder:

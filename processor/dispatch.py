@@ -8,15 +8,17 @@ A handler is `async def f(message: Message[T], db: Database)` or, in batch form,
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+import typing_extensions
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
-from processor.decode import BadValue, Incoming
+from processor.decode import BadValue, Incoming, may_lose_digits, parse_exactly
 from processor.errors import ConfigError
 from processor.importing import resolve
 from processor.records import Message, Output, Record, Result
@@ -180,13 +182,15 @@ def _present_value_reader(annotation: Any) -> Callable[[Incoming], Any]:
     if annotation is dict or (typing.get_origin(annotation) is dict and typing.get_args(annotation)[1] is Any):
         return _plain_object
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-    except PydanticSchemaGenerationError as error:
+        adapter: TypeAdapter[Any] = TypeAdapter(_known_to_pydantic(annotation))
+    except (PydanticSchemaGenerationError, PydanticUserError) as error:
         raise ConfigError(f"{annotation} cannot be validated from JSON: {str(error).splitlines()[0]}") from None
 
     def validated(incoming: Incoming) -> Any:
         assert incoming.value is not None
         try:
+            if may_lose_digits(incoming.value):
+                return adapter.validate_python(parse_exactly(incoming.value))
             return adapter.validate_json(incoming.value)
         except ValidationError as error:
             problems = "; ".join(
@@ -197,6 +201,24 @@ def _present_value_reader(annotation: Any) -> Callable[[Incoming], Any]:
             raise BadValue(reason, f"value does not fit {_type_name(annotation)}: {problems}") from None
 
     return validated
+
+
+def _known_to_pydantic(annotation: Any) -> Any:
+    """Before Python 3.12, pydantic takes a TypedDict only as typing_extensions makes it."""
+    if sys.version_info >= (3, 12):
+        return annotation
+    if typing.is_typeddict(annotation):
+        fields = {
+            name: hint if name in annotation.__required_keys__ else typing.NotRequired[hint]
+            for name, hint in (
+                (name, _known_to_pydantic(hint)) for name, hint in typing.get_type_hints(annotation).items()
+            )
+        }
+        return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+    if isinstance(annotation, types.GenericAlias):
+        origin: Any = annotation.__origin__
+        return types.GenericAlias(origin, tuple(map(_known_to_pydantic, annotation.__args__)))
+    return annotation
 
 
 def _plain(incoming: Incoming) -> Any:

@@ -99,7 +99,6 @@ class Engine:
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}
         self._slot: int | None = None
-        self._slot_generation = 0
         self._stopping = False
         self._backlog = False
         self._counts = Counts()
@@ -220,6 +219,9 @@ class Engine:
             failpoints.reach("before_postgres_commit")
             try:
                 await transaction.commit()
+            except TimeoutError as error:
+                await self._work_session.drop()
+                raise ConnectionLost("no answer to COMMIT in time") from error
             except Exception as error:
                 # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
                 self._raise_attributed(error, part)
@@ -435,12 +437,17 @@ class Engine:
 
     async def _recover(self, assignments: list[Assignment]) -> None:
         partitions = [assignment.partition for assignment in assignments]
-        # First end what a dead producer of our slot left open, then shut out the predecessor in
-        # Postgres, and only then ask Kafka: in this order nothing can change behind our back.
+        # End what a dead producer of our slot left open: until then nothing that Kafka says is final.
         await self._publisher.open()
+        committed = await asyncio.to_thread(self._cluster.committed, self._consumer, partitions)
+        # Commit the same offsets once more, unchanged: the broker refuses it unless the group counts us in. A
+        # process that slept through its own eviction ends here, before it could shut out the rightful owner.
+        known = [Offset(partition, at.offset, at.metadata) for partition, at in committed.items() if at is not None]
+        if known:
+            await self._publisher.publish((), known, _still_owned(assignments))
+        # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
             rows = await self._ledger.raise_epochs(connection, dict.fromkeys(partitions, 0))
-        committed = await asyncio.to_thread(self._cluster.committed, self._consumer, partitions)
         logs = await asyncio.to_thread(self._cluster.logs, partitions)
         steps = {
             assignment: recovery.decide(
@@ -501,9 +508,7 @@ class Engine:
 
     async def _lease(self) -> str:
         async with self._control.use() as connection:
-            if self._slot is None or self._slot_generation != self._control.generation:
-                self._slot = await slots.lease(connection, self._consumer)
-                self._slot_generation = self._control.generation
+            self._slot = await slots.lease(connection, self._consumer, self._slot)
             return slots.transactional_id(self._consumer, self._slot)
 
     # --- beginning and end ---

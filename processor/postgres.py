@@ -60,7 +60,7 @@ class Session:
         self._role = role
         self._connection: Connection[Record] | None = None
         self._turn = asyncio.Lock()
-        self.generation = 0  # grows with each new connection
+        self._met = False  # whether the database has ever let us in
         self.statements: Statements
 
     @asynccontextmanager
@@ -104,11 +104,11 @@ class Session:
                 connection = await asyncpg.connect(**self._kwargs)
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 text = self._settings.redact(_one_line(error))
-                if self.generation == 0 and _has_state(error, _REFUSED):
+                if not self._met and _has_state(error, _REFUSED):
                     raise SetupError(f"{self._settings.source}: database.url: {text}") from None
                 raise ConnectionLost(f"database ({self._role}) not reachable: {text}") from None
             self._connection = connection
-            self.generation += 1
+            self._met = True
             self.statements = Statements(connection)
         return self._connection
 

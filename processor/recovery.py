@@ -25,15 +25,16 @@ def metadata(epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Kafka's committed offset, known to be stable, and the epoch it names if it is ours."""
+    """Kafka's committed offset, known to be stable."""
 
     offset: int
-    epoch: int | None
+    metadata: str
 
-    @classmethod
-    def read(cls, offset: int, metadata: str | None) -> Committed:
-        match = _METADATA.match(metadata or "")
-        return cls(offset, int(match[1]) if match else None)
+    @property
+    def epoch(self) -> int | None:
+        """The epoch it was committed under, if it is ours."""
+        match = _METADATA.match(self.metadata)
+        return int(match[1]) if match else None
 
     @property
     def ours(self) -> bool:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MAX_SLOTS = 10_000
 
 LEASE = "SELECT pg_try_advisory_lock($1, $2)"
-GIVE_BACK = "SELECT pg_advisory_unlock($1, $2)"
 
 
 def _lock_class(consumer: str) -> int:
@@ -27,16 +26,12 @@ def _lock_class(consumer: str) -> int:
     return zlib.crc32(f"processor-slot:{consumer}".encode()) - 2**31
 
 
-async def lease(connection: Connection[Record], consumer: str) -> int:
-    """The slot is ours for as long as this connection lives."""
-    for slot in range(MAX_SLOTS):
+async def lease(connection: Connection[Record], consumer: str, held: int | None) -> int:
+    """A slot that is ours for as long as this connection lives: the one held before if it is to be had."""
+    for slot in range(MAX_SLOTS) if held is None else (held, *range(MAX_SLOTS)):
         if await connection.fetchval(LEASE, _lock_class(consumer), slot):
             return slot
     raise SetupError(f"all {MAX_SLOTS} transactional id slots of {consumer} are taken")
-
-
-async def give_back(connection: Connection[Record], consumer: str, slot: int) -> None:
-    await connection.execute(GIVE_BACK, _lock_class(consumer), slot)
 
 
 def transactional_id(consumer: str, slot: int) -> str:

@@ -47,24 +47,11 @@ class Manifest(BaseModel, frozen=True):
     jars: tuple[Jar, ...]
 
 
-def classpath(fallback: Path, display: Display) -> list[Path]:
-    """Every jar the broker and its tools need, downloaded if this machine does not have them yet.
-
-    `fallback` keeps them if the user's cache folder cannot be written.
-    """
-    cache = _cache_folder(fallback)
-    jars = _from_manifest(cache)
-    if jars is not None:
-        return jars
-    with _locked(cache):
-        # Whoever held the lock before us may have done the work.
-        return _from_manifest(cache) or _download(cache, display)
-
-
-def _cache_folder(fallback: Path) -> Path:
+def cache_folder(fallback: Path) -> Path:
+    """The user's cache folder, or `fallback` where that cannot be written."""
     chosen = os.environ.get(CACHE_VARIABLE)
     base = Path(chosen) if chosen else platformdirs.user_cache_path("kafka-postgres-processor")
-    preferred = base / f"kafka-{KAFKA_VERSION}"
+    preferred = base.absolute() / f"kafka-{KAFKA_VERSION}"
     for folder in (preferred, fallback):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +60,24 @@ def _cache_folder(fallback: Path) -> Path:
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
     raise SetupError(f"cannot write Kafka's jars to {preferred} or {fallback}: make one of them writable")
+
+
+def classpath(cache: Path, display: Display) -> list[Path]:
+    """Every jar the broker and its tools need, downloaded if this cache does not have them yet."""
+    found = _from_manifest(cache)
+    if found is not None:
+        return found
+    with locked(cache):
+        # Whoever held the lock before us may have done the work.
+        return _from_manifest(cache) or _download(cache, display)
+
+
+@contextmanager
+def locked(cache: Path) -> Iterator[None]:
+    """One at a time fills the cache; the others wait and find it done."""
+    with (cache / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _from_manifest(cache: Path) -> list[Path] | None:
@@ -127,11 +132,3 @@ def _download(cache: Path, display: Display) -> list[Path]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    """One download at a time; the others wait and find it done."""
-    with (cache / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from processor.errors import SetupError
-from processor.stack import jars, probe
+from processor.stack import probe
 from processor.stack.display import Display
-from processor.stack.java import java
+from processor.stack.java import Runtime
 from processor.stack.ports import LOOPBACK
 from processor.stack.process import ProcessId, clean_environment, one_line, spawn
 from processor.stack.server import Server, workshop
@@ -37,9 +37,6 @@ TOOLS = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
-
-# A development broker: quick to start and small, rather than fast at its peak.
-JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 BROKER_LOGGING = """\
 status = error
@@ -89,11 +86,20 @@ class Broker(Server):
 
     stop_signal = signal.SIGTERM
 
-    def __init__(self, node_id: int, store: Store, *, secured: bool, classpath: list[Path] | None = None) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        store: Store,
+        *,
+        secured: bool,
+        runtime: Runtime | None = None,
+        java_options: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(broker_name(node_id), store)
         self.node_id = node_id
         self.port_names = (INTERNAL, CONTROLLER, CLIENT) if secured else (INTERNAL, CONTROLLER)
-        self._classpath = classpath
+        self._known_runtime = runtime
+        self._java_options = java_options
         self._folder = store.directory / self.name
         self._data = self._folder / "data"
 
@@ -112,18 +118,14 @@ class Broker(Server):
             self._format(state)
         # Paths relative to its folder: Java and Kafka's lists of folders would misread some characters.
         return spawn(
-            [
-                java(),
-                *JVM,
-                "-Xmx512m",
+            self._runtime().command(
+                *self._java_options,
                 "-Dlog4j2.configurationFile=log4j2.properties",
                 f"-Dstack.log=../logs/{self.log.name}",
                 self.marker(),
-                "-cp",
-                self._jars(),
                 "kafka.Kafka",
                 "server.properties",
-            ],
+            ),
             directory=self._folder,
             output=self.output(),
             environment=_environment(),
@@ -150,7 +152,7 @@ class Broker(Server):
             scram = f"{MECHANISM}=[name={SASL_USER},password={state.sasl_password}]"
             done = run_tool(
                 self._folder,
-                self._jars(),
+                self._runtime(),
                 "kafka.tools.StorageTool",
                 *("format", "--cluster-id", state.cluster_id, "--config", f"{made.name}/{properties.name}"),
                 *(("--add-scram", scram) if state.shape.sasl else ()),
@@ -160,9 +162,8 @@ class Broker(Server):
                 raise SetupError(f"{self.name}: formatting its data failed: {said}")
             (made / "data").rename(self._data)
 
-    def _jars(self) -> str:
-        found = self._classpath or jars.classpath(self.store.directory / "jars", Display())
-        return ":".join(map(str, found))
+    def _runtime(self) -> Runtime:
+        return self._known_runtime or Runtime.find(self.store.directory / "jars", Display())
 
 
 def broker_name(node_id: int) -> str:
@@ -170,12 +171,12 @@ def broker_name(node_id: int) -> str:
 
 
 def run_tool(
-    directory: Path, classpath: str, main: str, *arguments: str, timeout: float = 60.0
+    directory: Path, runtime: Runtime, main: str, *arguments: str, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Kafka's command-line tools to its end, in this directory."""
     (directory / "tools-log4j2.properties").write_text(TOOLS_LOGGING)
     return subprocess.run(
-        [java(), *JVM, "-Dlog4j2.configurationFile=tools-log4j2.properties", "-cp", classpath, main, *arguments],
+        runtime.command("-Dlog4j2.configurationFile=tools-log4j2.properties", main, *arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

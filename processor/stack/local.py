@@ -16,9 +16,10 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from processor.errors import SetupError
-from processor.stack import jars, kafka, ports, tls
+from processor.stack import kafka, ports, tls, training
 from processor.stack.display import Display
 from processor.stack.guard import Guard
+from processor.stack.java import Runtime
 from processor.stack.kafka import Broker
 from processor.stack.postgres import SQL, Postgres
 from processor.stack.process import wait_until
@@ -60,13 +61,13 @@ class Stack:
         self._overrides = None if overrides is None else dict(overrides)
         self._store = Store(self.directory)
         self._guard: Guard | None = None
-        self._classpath: list[Path] | None = None
+        self._runtime: Runtime | None = None
 
     @property
     def brokers(self) -> list[Broker]:
         state = self._store.require()
         return [
-            Broker(node, self._store, secured=kafka.is_secured(state), classpath=self._classpath)
+            Broker(node, self._store, secured=kafka.is_secured(state), runtime=self._runtime)
             for node in range(1, state.shape.brokers + 1)
         ]
 
@@ -165,7 +166,7 @@ class Stack:
             raise SetupError(f"no tool `{tool}`: there are {', '.join(kafka.TOOLS)}")
         return kafka.run_tool(
             self.directory,
-            ":".join(map(str, self._jars(Display()))),
+            self._runtime or self._find_runtime(Display()),
             kafka.TOOLS[tool],
             *("--bootstrap-server", self.internal_bootstrap_servers),
             *arguments,
@@ -179,8 +180,11 @@ class Stack:
             if server.stopped:
                 server.cont()
         if len(running) < len(self._servers()):
-            self._classpath = self._jars(display)
-        display.begin("starting Kafka and PostgreSQL")
+            self._runtime = self._find_runtime(display)
+            if self._runtime.archive is not None and not self._runtime.archive.exists():
+                display.begin("preparing Apache Kafka for quick starts (only the first time)")
+                training.train(self._runtime)
+            display.begin("starting Kafka and PostgreSQL")
         for attempt in range(1, ATTEMPTS + 1):
             missing = self._assign_ports([server for server in self._servers() if not server.running])
             try:
@@ -311,5 +315,5 @@ class Stack:
     def _addresses(self, listener: str) -> str:
         return ",".join(f"{ports.LOOPBACK}:{broker.ports[listener]}" for broker in self.brokers)
 
-    def _jars(self, display: Display) -> list[Path]:
-        return self._classpath or jars.classpath(self.directory / "jars", display)
+    def _find_runtime(self, display: Display) -> Runtime:
+        return Runtime.find(self.directory / "jars", display)

@@ -20,29 +20,40 @@ import psutil
 from pydantic import BaseModel
 
 POLL_SECONDS = 0.02
-# Creation times are computed from the boot time, which the kernel may round differently later.
-CLOCK_SLACK_SECONDS = 2.0
 
 
 class ProcessId(BaseModel, frozen=True):
     """A process that cannot be confused with a later one of the same pid."""
 
     pid: int
-    created: float
+    created: str
 
     @classmethod
     def of(cls, process: psutil.Process) -> ProcessId:
-        return cls(pid=process.pid, created=process.create_time())
+        return cls(pid=process.pid, created=_creation_time(process))
 
     def find(self) -> psutil.Process | None:
         """The live process, or None if it has ended (a zombie has) or the pid was given to another."""
         try:
             process = psutil.Process(self.pid)
-            if abs(process.create_time() - self.created) > CLOCK_SLACK_SECONDS:
+            if _creation_time(process) != self.created or process.status() == psutil.STATUS_ZOMBIE:
                 return None
-            return None if process.status() == psutil.STATUS_ZOMBIE else process
         except psutil.NoSuchProcess:
             return None
+        return process
+
+
+def _creation_time(process: psutil.Process) -> str:
+    """When it was created, in a form that never changes while it lives.
+
+    Linux counts from the boot; psutil turns that into a date, which moves when the clock is set.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return str(process.create_time())
+    return f"{boot}/{fields[19]}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def spawn(
         return ProcessId.of(psutil.Process(pid))
     except psutil.NoSuchProcess:
         # Gone already: an identity nothing will match, so that whoever waits for it sees it ended.
-        return ProcessId(pid=pid, created=0.0)
+        return ProcessId(pid=pid, created="")
 
 
 def find_by_argument(argument: str) -> ProcessId | None:

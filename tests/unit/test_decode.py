@@ -1,0 +1,195 @@
+"""Whatever a producer sends becomes a record with an outcome; decoding never raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, TypedDict
+
+import orjson
+import pytest
+from pydantic import BaseModel
+
+from processor import Database, Message
+from processor.config import MessageSettings
+from processor.decode import Decoder, Incoming
+from processor.dispatch import Route, Routes, _signature, _value_reader
+from processor.errors import ConfigError
+from processor.records import Record
+
+
+class Model(BaseModel):
+    amount: Decimal
+    count: int
+
+
+@dataclass
+class Plain:
+    count: int
+
+
+class Typed(TypedDict):
+    count: int
+
+
+async def untyped(message, db): ...  # type: ignore[no-untyped-def]
+async def bare(message: Message[Any], db: Database) -> None: ...
+async def as_dict(message: Message[dict[str, Any]], db: Database) -> None: ...
+async def as_model(message: Message[Model], db: Database) -> None: ...
+async def as_dataclass(message: Message[Plain], db: Database) -> None: ...
+async def as_typed_dict(message: Message[Typed], db: Database) -> None: ...
+async def as_bytes(message: Message[bytes], db: Database) -> None: ...
+async def as_optional(message: Message[Model | None], db: Database) -> None: ...
+async def as_batch(messages: list[Message[Model]], db: Database) -> None: ...
+
+
+def route(handler: Any) -> Route:
+    takes_batch, annotation = _signature(handler)
+    return Route(handler, handler.__name__, _value_reader(annotation), takes_batch, True)
+
+
+def decode(value: bytes | None, handler: Any = as_dict, **overrides: Any) -> Record:
+    settings = MessageSettings(**{"id": ("header:message-id", "offset"), **overrides.pop("settings", {})})
+    fields: dict[str, Any] = {
+        "timestamp_ms": 1,
+        "key": b"k",
+        "headers": [("type", b"T")],
+        **overrides,
+    }
+    incoming = Incoming("orders", 0, 5, fields["timestamp_ms"], fields["key"], value, fields["headers"])
+    return Decoder(settings, Routes({"T": route(handler)})).decode(incoming)
+
+
+def reason(record: Record) -> str | None:
+    return record.failure.reason if record.failure else None
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        (untyped, {"amount": 1.5, "count": 3}),
+        (bare, {"amount": 1.5, "count": 3}),
+        (as_dict, {"amount": 1.5, "count": 3}),
+        (as_model, Model(amount=Decimal("1.5"), count=3)),
+        (as_batch, Model(amount=Decimal("1.5"), count=3)),
+        (as_dataclass, Plain(3)),
+        (as_typed_dict, {"count": 3}),
+        (as_bytes, b'{"amount": 1.5, "count": 3}'),
+    ],
+)
+def test_annotation_decides_the_value(handler: Any, expected: Any) -> None:
+    record = decode(b'{"amount": 1.5, "count": 3}', handler)
+    assert record.failure is None
+    assert record.message.value == expected
+
+
+def test_money_keeps_every_digit() -> None:
+    record = decode(b'{"amount": 1234567890123456.789012345678, "count": 1}', as_model)
+    assert record.message.value.amount == Decimal("1234567890123456.789012345678")
+
+
+@pytest.mark.parametrize(
+    ("value", "handler", "expected"),
+    [
+        (b"", as_dict, "not_json"),
+        (b"hello", as_dict, "not_json"),
+        (b"\xff\xfe\x00", as_dict, "not_json"),
+        (b"{", as_model, "not_json"),
+        (b'{"a": NaN}', as_dict, "not_json"),
+        (b'"\\ud800"', bare, "not_json"),
+        (b"[" * 5000 + b"]" * 5000, as_dict, "not_json"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, as_model, "not_json"),
+        (b"[" * 1000 + b"1234567890123456789" + b"]" * 1000, bare, "not_json"),
+        (b"[1]", as_dict, "wrong_shape"),
+        (b"null", as_dict, "wrong_shape"),
+        (b'{"count": "many"}', as_model, "wrong_shape"),
+        (b'{"count": 99999999999999999999999999999999}', as_dict, "number_out_of_range"),
+        (b'{"count": -9223372036854775809}', as_dict, "number_out_of_range"),
+        (b'{"count": 1e999}', as_dict, "not_json"),
+        (None, as_model, "null_value"),
+        (b"x" * 2000, as_bytes, "oversized"),
+        (b'{"a":"' + b"x" * 2000 + b'"}', as_dict, "oversized"),
+    ],
+)
+def test_bad_value_is_a_failure_with_a_reason_and_the_evidence(
+    value: bytes | None, handler: Any, expected: str
+) -> None:
+    settings = {"max_bytes": 1000} if expected == "oversized" else {"max_bytes": 100_000}
+    record = decode(value, handler, settings=settings)
+    assert reason(record) == expected
+    assert record.payload == value
+
+
+@pytest.mark.parametrize("digits", ["9223372036854775807", "18446744073709551615", "-9223372036854775808"])
+def test_integers_of_64_bits_are_fine(digits: str) -> None:
+    record = decode(f'{{"count": {digits}}}'.encode(), as_dict)
+    assert record.message.value == {"count": int(digits)}
+
+
+def test_long_digits_inside_a_text_are_no_number() -> None:
+    assert decode(b'{"card": "99999999999999999999999999999999"}', as_dict).failure is None
+
+
+def test_delete_marker_reaches_a_handler_that_allows_it() -> None:
+    for handler in (as_optional, bare, untyped):
+        record = decode(None, handler, key=None)
+        assert record.failure is None
+        assert record.message.value is None
+        assert record.payload_hash is None
+
+
+def test_unknown_type_and_no_type_say_so() -> None:
+    assert reason(decode(b"{}", headers=[("type", b"Other")])) == "unknown_type"
+    assert reason(decode(b"{}", headers=[])) == "unknown_type"
+    assert reason(decode(b"not json", headers=[])) == "not_json"
+
+
+def test_star_takes_every_other_type() -> None:
+    routes = Routes({"T": route(as_dict), "*": route(bare)})
+    for type_ in ("U", None, ""):
+        found = routes.find(type_)
+        assert found is not None
+        assert found.handler is bare
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [([], "missing_id"), ([("message-id", b"a\0b")], "bad_id"), ([("message-id", b"x" * 600)], "bad_id")],
+)
+def test_unusable_id_fails_under_the_coordinates(headers: list[tuple[str, bytes]], expected: str) -> None:
+    record = decode(b"{}", headers=[("type", b"T"), *headers], settings={"id": ("header:message-id",)})
+    assert reason(record) == expected
+    assert record.message.id == "orders:0:5"
+
+
+def test_type_with_nul_is_made_storable() -> None:
+    record = decode(b"{}", headers=[("type", b"T\0")])
+    assert reason(record) == "unknown_type"
+    assert "\0" not in (record.message.type or "")
+
+
+@pytest.mark.parametrize("timestamp_ms", [2**62, -(2**62), None, 0])
+def test_any_timestamp_is_survived(timestamp_ms: int | None) -> None:
+    assert decode(b"{}", timestamp_ms=timestamp_ms).failure is None
+
+
+def test_hundred_headers_with_raw_bytes_are_kept_in_order() -> None:
+    headers = [("type", b"T"), *((f"h{i}", bytes([i, 255])) for i in range(100))]
+    assert list(decode(b"{}", headers=headers).message.headers) == headers
+
+
+def test_same_value_has_the_same_hash_and_another_value_another() -> None:
+    assert decode(b"{}").payload_hash == decode(b"{}").payload_hash
+    assert decode(b"{}").payload_hash != decode(orjson.dumps({"a": 1})).payload_hash
+
+
+async def one_parameter(message: Message[Any]) -> None: ...
+async def three_parameters(message: Message[Any], db: Database, more: int) -> None: ...
+async def wrong_annotation(message: int, db: Database) -> None: ...
+def not_async(message: Message[Any], db: Database) -> None: ...
+
+
+@pytest.mark.parametrize("handler", [one_parameter, three_parameters, wrong_annotation, not_async])
+def test_signature_that_cannot_work_is_refused_by_name(handler: Any) -> None:
+    with pytest.raises(ConfigError, match=handler.__name__):
+        _signature(handler)

@@ -1,0 +1,126 @@
+"""The crash table, row by row: what L and K say about the past, and what is done about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from processor.errors import Halt
+from processor.ledger import LedgerRow
+from processor.records import Partition
+from processor.recovery import Committed, Log, Step, decide, metadata
+
+PARTITION = Partition("orders", 3)
+LOG = Log("topic-1", 0, 1000)
+
+
+def ledger(first: int, next_: int, outputs: bytes | None = b"stored") -> LedgerRow:
+    return LedgerRow(7, "topic-1", first, next_, outputs)
+
+
+def ours(offset: int, epoch: int = 7) -> Committed:
+    return Committed(offset, metadata(epoch))
+
+
+def foreign(offset: int) -> Committed:
+    return Committed(offset, "")
+
+
+def step(
+    row: LedgerRow | None,
+    committed: Committed | None,
+    log: Log = LOG,
+    start: str = "earliest",
+    on_database_behind: str = "halt",
+) -> Step:
+    return decide(PARTITION, row, committed, log, start=start, on_database_behind=on_database_behind)
+
+
+def test_metadata_names_the_epoch_and_anything_else_is_foreign() -> None:
+    assert Committed(5, metadata(12)).epoch == 12
+    for text in ("", "processor", "processor epoch=", "my processor epoch=1", "processor epoch=1 "):
+        assert not Committed(5, text).ours
+
+
+@pytest.mark.parametrize(("start", "offset"), [("earliest", 40), ("latest", 1000)])
+def test_first_start_begins_where_the_setting_says_and_anchors_the_position_in_both_systems(
+    start: str, offset: int
+) -> None:
+    found = step(None, None, Log("topic-1", 40, 1000), start=start)
+    assert found == Step("first_start", offset, commit=offset, create=True)
+
+
+def test_first_start_is_refused_when_the_setting_is_fail() -> None:
+    with pytest.raises(Halt, match=r"orders\[3\].*kafka.start"):
+        step(None, None, start="fail")
+
+
+def test_offsets_of_another_framework_are_adopted() -> None:
+    assert step(None, foreign(500)) == Step("offsets_adopted", 500, create=True)
+
+
+def test_forgotten_group_offsets_are_restored_from_the_ledger_with_outputs_that_may_be_unsent() -> None:
+    assert step(ledger(400, 500), None) == Step("offsets_forgotten", 500, send_from=400, commit=500)
+    assert step(ledger(400, 500, None), None) == Step("offsets_forgotten", 500, commit=500)
+
+
+def test_in_step_goes_on_and_treats_stored_outputs_as_history() -> None:
+    assert step(ledger(400, 500), ours(500)) == Step("in_step", 500)
+
+
+def test_death_between_the_commits_sends_the_stored_outputs_and_moves_the_offset_without_reading_again() -> None:
+    assert step(ledger(400, 500), ours(400)) == Step("died_between_commits", 500, send_from=400, commit=500)
+
+
+def test_death_between_the_commits_of_a_batch_without_outputs_only_moves_the_offset() -> None:
+    assert step(ledger(400, 500, None), ours(400)) == Step("died_between_commits", 500, commit=500)
+
+
+def test_rewind_reads_again_and_sends_nothing_that_is_known_to_be_sent() -> None:
+    assert step(ledger(400, 500, None), foreign(100)) == Step("rewound", 100, foreign=True, reposition=True)
+
+
+@pytest.mark.parametrize("offset", [100, 400, 450, 500, 700])
+def test_moved_offset_after_a_crash_sends_unmarked_outputs_first_and_stays_foreign_meanwhile(offset: int) -> None:
+    found = step(ledger(400, 500), foreign(offset))
+    assert (found.send_from, found.commit, found.foreign, found.reposition) == (400, offset, True, True)
+    assert found.start == offset
+
+
+def test_skip_ahead_by_an_operator_is_followed() -> None:
+    assert step(ledger(400, 500, None), foreign(800)).event == "skipped_ahead"
+    assert step(ledger(400, 500, None), foreign(800)).start == 800
+
+
+def test_kafka_having_lost_commits_of_ours_reads_again_from_there() -> None:
+    found = step(ledger(400, 500), ours(300))
+    assert (found.event, found.start, found.reposition) == ("rewound", 300, True)
+
+
+def test_database_that_lost_commits_halts() -> None:
+    with pytest.raises(Halt, match=r"Kafka has committed offset 900, the database only 500.*on_database_behind"):
+        step(ledger(400, 500), ours(900))
+    with pytest.raises(Halt, match="the database only 0"):
+        step(None, ours(900))
+
+
+def test_database_that_lost_commits_is_reapplied_in_silence_when_told_so() -> None:
+    assert step(ledger(400, 500), ours(900), on_database_behind="reapply") == Step("reapplying", 500, silent_below=900)
+    found = step(None, ours(900), Log("topic-1", 40, 1000), on_database_behind="reapply")
+    assert found == Step("reapplying", 40, silent_below=900, create=True)
+
+
+def test_recreated_topic_halts_whatever_the_offsets_say() -> None:
+    with pytest.raises(Halt, match="created anew"):
+        step(ledger(400, 500), ours(500), Log("topic-2", 0, 1000))
+
+
+@pytest.mark.parametrize("committed", [ours(500), foreign(500), foreign(450)])
+@pytest.mark.parametrize("log", [Log("topic-1", 600, 1000), Log("topic-1", 0, 100)])
+def test_position_outside_the_log_halts_and_is_never_reset(committed: Committed, log: Log) -> None:
+    with pytest.raises(Halt, match=r"expired|truncated"):
+        step(ledger(400, 500), committed, log)
+
+
+def test_accepting_the_gap_with_kafkas_own_tool_goes_on_from_there() -> None:
+    found = step(ledger(400, 500, None), foreign(600), Log("topic-1", 600, 1000))
+    assert (found.event, found.start) == ("skipped_ahead", 600)
