@@ -177,9 +177,10 @@ def test_server_whose_starter_died_before_noting_the_pid_is_found_again(stack: S
 
 
 def test_stale_pid_that_belongs_to_another_process_now_is_neither_trusted_nor_killed(stack: Stack) -> None:
-    with subprocess.Popen(["sleep", "300"]) as bystander:
-        broker = stack.brokers[0]
-        broker.kill()
+    broker = stack.brokers[0]
+    broker.kill()
+    bystander = subprocess.Popen(["sleep", "300"])
+    try:
         state = json.loads((stack.directory / "state.json").read_text())
         state["servers"]["broker-1"]["process"]["pid"] = bystander.pid
         (stack.directory / "state.json").write_text(json.dumps(state))
@@ -190,7 +191,9 @@ def test_stale_pid_that_belongs_to_another_process_now_is_neither_trusted_nor_ki
         assert stack.up()
         assert broker.pid != bystander.pid
         assert bystander.poll() is None
+    finally:
         bystander.kill()
+        bystander.wait()
 
 
 def test_ports_taken_meanwhile_are_replaced(stack: Stack) -> None:
@@ -364,7 +367,7 @@ def test_three_brokers_accept_acks_all_after_one_is_killed(directory: Path) -> N
 
 
 def test_download_cut_off_half_way_is_repaired_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = jars.classpath(tmp_path / "unused", Display())
+    whole = jars.classpath(jars.cache_folder(tmp_path / "unused"), Display())
     repository = next(path for path in whole[0].parents if path.name == "repository")
     cut = [whole[0].name]
 
@@ -389,19 +392,20 @@ def test_download_cut_off_half_way_is_repaired_by_the_next_run(tmp_path: Path, m
         threading.Thread(target=server.serve_forever).start()
         monkeypatch.setenv("PROCESSOR_STACK_MAVEN_URL", f"http://127.0.0.1:{server.server_port}/")
         monkeypatch.setenv("PROCESSOR_STACK_CACHE", str(tmp_path / "cache"))
+        cache = jars.cache_folder(tmp_path / "unused")
         try:
             with pytest.raises(SetupError, match="cannot download Apache Kafka"):
-                jars.classpath(tmp_path / "unused", Display())
-            repaired = jars.classpath(tmp_path / "unused", Display())
+                jars.classpath(cache, Display())
+            repaired = jars.classpath(cache, Display())
         finally:
             server.shutdown()
     assert [path.read_bytes() for path in repaired] == [path.read_bytes() for path in whole]
 
     # Now complete: neither the repository nor the network is asked again.
-    assert jars.classpath(tmp_path / "unused", Display()) == repaired
+    assert jars.classpath(cache, Display()) == repaired
     repaired[0].write_bytes(b"spoiled")
     with pytest.raises(SetupError, match="cannot download Apache Kafka"):
-        jars.classpath(tmp_path / "unused", Display())
+        jars.classpath(cache, Display())
 
 
 def test_commands_say_what_to_install_when_the_extra_is_missing(tmp_path: Path) -> None:
