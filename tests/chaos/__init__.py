@@ -1,0 +1,1 @@
+"""Crashes, zombies, cuts and restarts on real servers; judged by tests/support/verifier.py alone."""

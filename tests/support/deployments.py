@@ -1,0 +1,78 @@
+"""One deployment per test: its own topics, group, database and configuration file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.feed import Feed
+from tests.support.verifier import Verifier
+
+PROJECT = Path(__file__).resolve().parents[2]
+MIGRATIONS = PROJECT / "handlers" / "migrations"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    config: Path
+    consumer: str
+    input_topic: str
+    output_topic: str
+    database: str
+    bootstrap_servers: str
+    partitions: int
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def feed(self, *, skus: int = 5) -> Feed:
+        return Feed(self.bootstrap_servers, self.input_topic, self.partitions, skus=skus)
+
+    def verifier(self) -> Verifier:
+        return Verifier(self.bootstrap_servers, self.input_topic, self.output_topic, self.consumer, self.database)
+
+
+def settings(protocol: str, handler: str, output_topic: str) -> dict[str, dict[str, Any]]:
+    """Short time-outs everywhere, so that a test does not wait for what production waits for."""
+    kafka: dict[str, Any] = {
+        "group_protocol": protocol,
+        "transaction_timeout_ms": 10_000,
+        "revoke_timeout_ms": 2_000,
+        # After a broker's restart clients come back at once instead of after up to 10 s.
+        "client": {"reconnect.backoff.max.ms": 500},
+    }
+    if protocol == "classic":
+        kafka |= {"session_timeout_ms": 1_500, "consumer": {"heartbeat.interval.ms": 300}}
+    return {
+        "handlers": {"OrderPlaced": f"tests.support.inventory:{handler}"},
+        "message": {"id": ["header:message-id", "payload:/event_id"]},
+        "kafka": kafka,
+        "database": {"migrations": [str(MIGRATIONS)], "idle_in_transaction_timeout_ms": 2_000},
+        # Small batches: many commits, many chances to go wrong, in a short time.
+        "batch": {"max_messages": 50, "linger_ms": 5},
+        "run": {"stop_timeout_ms": 10_000},
+    }
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        known = result.get(key)
+        result[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def write(path: Path, top: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
+    """As TOML; what JSON calls a string, number, boolean or list of them, TOML does too."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
+    _write_tables(lines, "", tables)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _write_tables(lines: list[str], prefix: str, tables: Mapping[str, Any]) -> None:
+    for name, table in tables.items():
+        lines.append(f"\n[{prefix}{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
+        inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+        _write_tables(lines, f"{prefix}{name}.", inner)

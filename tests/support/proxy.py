@@ -1,0 +1,180 @@
+"""A TCP proxy that passes everything on, until it is told to lose an answer or a request.
+
+It reads just enough of a protocol to tell one request from another: whole frames from the client, and what
+kind each is. Whether the server got the request before the connection broke is decided by the test, which
+is the difference between "committed, but the client cannot know" and "never happened".
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+CHUNK = 65536
+LOOPBACK = "127.0.0.1"
+
+# Takes the bytes received so far; returns the size of the first whole frame in them, or None if it is not whole.
+Framing = Callable[[bytes, int], int | None]
+
+
+def postgres_frame(data: bytes, number: int) -> int | None:
+    """The first message of a connection has no type byte in front of its length. Without TLS."""
+    at = 0 if number == 0 else 1
+    if len(data) < at + 4:
+        return None
+    size = at + int(struct.unpack_from(">i", data, at)[0])
+    return size if len(data) >= size else None
+
+
+def kafka_frame(data: bytes, _number: int) -> int | None:
+    if len(data) < 4:
+        return None
+    size = 4 + int(struct.unpack_from(">i", data)[0])
+    return size if len(data) >= size else None
+
+
+def is_postgres_commit(frame: bytes) -> bool:
+    """A simple query `COMMIT;`."""
+    return frame[:1] == b"Q" and frame[5:].rstrip(b"\0").strip().rstrip(b";").upper() == b"COMMIT"
+
+
+def is_end_of_transaction(frame: bytes) -> bool:
+    """Kafka's EndTxn request: commit or abort."""
+    return bool(struct.unpack_from(">h", frame, 4)[0] == 26)
+
+
+@dataclass
+class Trap:
+    """The request to wait for, and what becomes of it."""
+
+    matches: Callable[[bytes], bool]
+    forward: bool
+    passes_left: int
+
+
+class Proxy:
+    """Listens on `port` and connects each client to the target."""
+
+    def __init__(self, framing: Framing, target_port: int | None = None) -> None:
+        self.target_port = target_port
+        self.sprung = threading.Event()  # a connection was cut
+        self._framing = framing
+        self._trap: Trap | None = None
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._start(self._accept)
+
+    def cut_at(self, matches: Callable[[bytes], bool], *, forward: bool, number: int = 1) -> None:
+        """Break the connection at the n-th such request from now on.
+
+        `forward`: the server gets it and does it, its answer is lost. Otherwise the server never sees it.
+        """
+        self.sprung.clear()
+        with self._lock:
+            self._trap = Trap(matches, forward, number)
+
+    def close(self) -> None:
+        with self._lock:
+            sockets = [self._listener, *self._sockets]
+        for one in sockets:
+            _break(one)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="proxy", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                assert self.target_port is not None
+                server = socket.create_connection((LOOPBACK, self.target_port))
+            except OSError:
+                client.close()
+                continue
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._sockets |= {client, server}
+            doomed = threading.Event()
+            self._start(self._requests, client, server, doomed)
+            self._start(self._answers, client, server, doomed)
+
+    def _requests(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+        with suppress(OSError):
+            for frame in self._frames(client):
+                trap = self._caught(frame)
+                if trap is None:
+                    server.sendall(frame)
+                elif trap.forward:
+                    doomed.set()
+                    server.sendall(frame)
+                else:
+                    self.sprung.set()
+                    break
+        self._cut(client, server, unless=doomed)
+
+    def _answers(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(CHUNK):
+                if doomed.is_set():
+                    # The server has answered, so it has done it; nobody will hear of it.
+                    self.sprung.set()
+                    break
+                client.sendall(data)
+        self._cut(client, server)
+
+    def _frames(self, client: socket.socket) -> Iterator[bytes]:
+        data = b""
+        number = 0
+        while received := client.recv(CHUNK):
+            data += received
+            while (size := self._framing(data, number)) is not None:
+                yield data[:size]
+                data = data[size:]
+                number += 1
+
+    def _caught(self, frame: bytes) -> Trap | None:
+        with self._lock:
+            trap = self._trap
+            if trap is None or not trap.matches(frame):
+                return None
+            trap.passes_left -= 1
+            if trap.passes_left > 0:
+                return None
+            self._trap = None
+            return trap
+
+    def _cut(self, client: socket.socket, server: socket.socket, unless: threading.Event | None = None) -> None:
+        if unless is not None and unless.is_set():
+            return  # the answer is still awaited; whoever gets it cuts
+        for one in (client, server):
+            _break(one)
+        with self._lock:
+            self._sockets -= {client, server}
+
+
+def _break(one: socket.socket) -> None:
+    """Wake whoever reads from it, and close it."""
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
