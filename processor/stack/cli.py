@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from processor.stack.local import ServerStatus
 
 NOT_ALL_RUNNING = 3
 
@@ -109,7 +112,7 @@ def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) ->
 
     stack = Stack(directory)
     servers = stack.status()
-    all_running = bool(servers) and all(server.state == "running" for server in servers)
+    all_running = _all_running(servers)
     if as_json:
         typer.echo(
             json.dumps(
@@ -137,12 +140,19 @@ def env(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> No
     """
     from processor.stack import Stack
 
-    variables = Stack(directory).environment()
+    stack = Stack(directory)
+    variables = stack.environment()
+    if not _all_running(stack.status()):
+        typer.echo("not every server is running: start them with `processor stack up`", err=True)
     if as_json:
         typer.echo(json.dumps(variables, indent=2))
         return
     for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def _all_running(servers: list[ServerStatus]) -> bool:
+    return bool(servers) and all(server.state == "running" for server in servers)
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:

@@ -9,9 +9,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -78,15 +78,16 @@ class Bar(Display):
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[megabytes]}", markup=False),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[detail]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task("", total=None, megabytes="")
         self._guard = threading.Lock()
+        self._task: TaskID | None = None
+        self._total: int | None = None
+        self._files = 0
         self._bytes = 0
 
     def __enter__(self) -> Self:
@@ -99,16 +100,26 @@ class Bar(Display):
         self._progress.stop()
 
     def begin(self, text: str, total: int | None = None) -> None:
-        self._bytes = 0
-        self._progress.reset(self._task, total=total, description=text, megabytes="")
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._total, self._files, self._bytes = total, 0, 0
+        self._task = self._progress.add_task(text, total=total, detail="")
 
     def received(self, size: int) -> None:
         with self._guard:
             self._bytes += size
-            self._progress.update(self._task, megabytes=f"{self._bytes / MEGABYTE:.1f} MB")
+            self._show()
 
     def file_done(self) -> None:
-        self._progress.advance(self._task)
+        with self._guard:
+            self._files += 1
+            self._show()
+
+    def _show(self) -> None:
+        assert self._task is not None
+        files = f"{self._files}/{self._total} files, " if self._total else ""
+        detail = f"{files}{self._bytes / MEGABYTE:.1f} MB"
+        self._progress.update(self._task, completed=self._files, detail=detail)
 
 
 def display(*, quiet: bool) -> Display:

@@ -182,7 +182,7 @@ class Stack:
         if len(running) < len(self._servers()):
             self._runtime = self._find_runtime(display)
             if self._runtime.archive is not None and not self._runtime.archive.exists():
-                display.begin("preparing Apache Kafka for quick starts (only the first time)")
+                display.begin("preparing quick starts of Kafka (only once)")
                 training.train(self._runtime)
             display.begin("starting Kafka and PostgreSQL")
         for attempt in range(1, ATTEMPTS + 1):

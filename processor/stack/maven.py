@@ -31,9 +31,9 @@ def fetch(
         remote_repos={"mirror": mirror.rstrip("/")} if mirror else None,
         timeout=TIMEOUT_SECONDS,
     )
-    display.begin("resolving Apache Kafka (only the first time)")
+    display.begin("resolving Apache Kafka (only once)")
     dependencies = _resolve(context, coordinates, excluded)
-    display.begin("downloading Apache Kafka (only the first time)", total=len(dependencies))
+    display.begin("downloading Apache Kafka (only once)", total=len(dependencies))
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         return list(pool.map(lambda dependency: _jar(dependency, display), dependencies))
 

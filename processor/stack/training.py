@@ -51,6 +51,7 @@ def _record(runtime: Runtime, archive: Path) -> None:
                 store.write(state)
                 broker.launch_and_record()
             broker.wait_ready()
-        finally:
             broker.terminate(RECORD_SECONDS)
+        finally:
+            broker.kill()
             guard.dismiss()
