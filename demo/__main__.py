@@ -83,6 +83,11 @@ def _play(show: Show, directory: Path, orders: int, kills: int, *, keep: bool, s
             summary = asyncio.run(_until_interrupted(story.tell(stack, show, orders, kills, keep=keep)))
             show.end()
             show.summary(summary)
+        if not summary.ok:
+            show.say(f"what the processor said: {stack.directory / 'logs' / 'demo-processor.log'}")
+        if keep:
+            show.say(f"left running: Kafka {stack.bootstrap_servers}, PostgreSQL {stack.postgres_url}")
+            show.say("the run's database and topics are named demo-…; stop it all with `processor stack down`")
         return summary
     finally:
         if not running and not keep:

@@ -40,7 +40,7 @@ class Summary:
     def lines(self) -> list[tuple[str, str, str]]:
         """Name, number and remark."""
         v = self.verdict
-        adds_up = "" if v.wrong else "; reserved stock is their sum, never more than there is"
+        adds_up = "" if v.wrong else "; stock adds up, never oversold"
         struck = [f"{number} {where}" for where, number in Counter(kill.where for kill in self.kills).items()]
         resent = sum(kill.resent for kill in self.kills)
         lines = [
@@ -53,7 +53,7 @@ class Summary:
                 f"answers visible in Kafka: {v.reserved:,} reserved, {v.rejected:,} rejected",
             ),
             ("SIGKILLs", f"{len(self.kills)}", ", ".join(struck)),
-            ("repaired", f"{resent:,}", "answers that a dead process owed, sent by the next one from the ledger"),
+            ("repaired", f"{resent:,}", "answers a dead process owed, sent by the next"),
             ("lost", f"{v.lost:,}", "orders without an answer, or reserved without a row"),
             ("doubled", f"{v.doubled:,}", "answers or rows beyond the first of an order"),
         ]
