@@ -235,9 +235,10 @@ def settings(node_id: int, state: State, data: str) -> dict[str, str]:
         "group.consumer.heartbeat.interval.ms": 500,
         # The transaction of a crashed producer is aborted soon after its timeout, not up to 10 s later.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
-        # A killed broker is fenced, and its partitions get new leaders, in 3 s instead of 9.
-        "broker.session.timeout.ms": 3000,
-        "broker.heartbeat.interval.ms": 500,
+        # A killed broker is fenced, and its partitions get new leaders, in 3 s instead of 9. A single one
+        # has to wait for the end of its own old session when it comes back.
+        "broker.session.timeout.ms": 3000 if state.shape.brokers > 1 else 1500,
+        "broker.heartbeat.interval.ms": 300,
         "num.network.threads": 2,
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,

@@ -36,11 +36,9 @@ class ProcessId(BaseModel, frozen=True):
         """The live process, or None if it has ended (a zombie has) or the pid was given to another."""
         try:
             process = psutil.Process(self.pid)
-            if _creation_time(process) != self.created or process.status() == psutil.STATUS_ZOMBIE:
-                return None
+            return None if _creation_time(process) != self.created or has_ended(process) else process
         except psutil.NoSuchProcess:
             return None
-        return process
 
 
 def _creation_time(process: psutil.Process) -> str:
@@ -107,9 +105,9 @@ def find_by_argument(argument: str) -> ProcessId | None:
 
     Finds a server whose starter was killed before it could write the pid down.
     """
-    for process in psutil.process_iter(["cmdline", "status"]):
+    for process in psutil.process_iter(["cmdline"]):
         arguments: list[str] = process.info["cmdline"] or []
-        if argument in arguments[1:] and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if argument in arguments[1:]:
             try:
                 return ProcessId.of(process)
             except psutil.NoSuchProcess:
@@ -135,8 +133,14 @@ def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
 
 
 def has_ended(process: psutil.Process) -> bool:
+    """Whether nothing of it is left, except perhaps an entry its parent has not collected yet.
+
+    The first thread of a killed process may be a zombie while others still hold its ports and files.
+    """
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return True
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
         return True
 

@@ -274,13 +274,15 @@ def test_stopped_broker_answers_nobody_until_it_continues(stack: Stack) -> None:
     assert produce(stack, "held") == []
 
 
-def test_restarted_broker_keeps_its_port_and_its_topics(stack: Stack) -> None:
-    create_topic(stack, "lasting")
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_broker_that_ended_comes_back_with_its_port_and_its_topics(stack: Stack, end: str) -> None:
+    create_topic(stack, f"lasting-{end}")
     servers = stack.bootstrap_servers
-    stack.brokers[0].restart()
+    getattr(stack.brokers[0], end)()
+    stack.brokers[0].start()
     assert stack.bootstrap_servers == servers
     listed = stack.kafka_tool("kafka-topics", "--list")
-    assert "lasting" in listed.stdout.split()
+    assert f"lasting-{end}" in listed.stdout.split()
 
 
 def test_kafkas_own_tools_run_against_the_cluster(stack: Stack) -> None:
