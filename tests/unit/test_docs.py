@@ -1,0 +1,151 @@
+"""The pages say what the code does: examples run, references resolve, tables are complete."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from processor import check, config, failpoints, recovery
+from processor.config import Settings
+from processor.records import Message, Output
+from processor.stack import kafka
+from processor.stack.state import Shape, State
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DESIGN = (ROOT / "DESIGN.md").read_text()
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+
+
+def block(after: str) -> str:
+    """The first code block of the README behind this text."""
+    found = re.search(r"```\w*\n(.*?)```", README[README.index(after) :], re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+class Table:
+    """Stands for the database in the README's handler."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+
+    async def fetchval(self, _sql: str, *row: Any) -> int:
+        self.rows.append(row)
+        return len(self.rows)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "shop.py").write_text(block("`shop.py`"))
+    (tmp_path / "shop.toml").write_text(block("`shop.toml`"))
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "0001_invoices.sql").write_text(block("`tables/0001_invoices.sql`"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    return tmp_path
+
+
+async def test_the_readme_s_handler_runs_under_its_configuration(project: Path) -> None:
+    settings = config.load(project / "shop.toml", environ={})
+    findings = check.offline(settings)
+    assert [finding.text for finding in findings if finding.ok is not True] == []
+    shop = importlib.import_module("shop")
+    table = Table()
+    value = shop.OrderPlaced(order_id="o-1", total=10)
+    answer = await shop.invoice(Message("o-1", "OrderPlaced", None, value, (), "orders", 0, 0, None), table)
+    assert isinstance(answer, Output)
+    assert answer.value == {"order_id": "o-1", "number": 1}
+    assert table.rows == [("o-1", 10)]
+
+
+def test_the_readme_s_handler_fits_in_twenty_lines() -> None:
+    assert len(block("`shop.py`").splitlines()) < 20
+
+
+@pytest.mark.parametrize("page", ["README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_and_make_targets_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        assert not path or (ROOT / path).exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for pair in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", text, re.MULTILINE):
+        assert (pair[0] or pair[1]) in targets, pair
+
+
+def test_the_readme_s_table_has_every_setting() -> None:
+    table = README[README.index("| key | default |") : README.index("Logs go to stderr")]
+    named = set(
+        re.findall(r"`([a-z_.]+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
+    )
+    assert named - {"topic"} == set(_keys(Settings)) - {"source"}
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Paths of all settings; tables whose keys are the user's, or libpq's, count as one."""
+    keys = []
+    for name, field in model.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel) and name != "tls":
+            keys += _keys(nested, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def test_the_file_map_names_every_module_and_no_other() -> None:
+    table = DESIGN[DESIGN.index("## File map") : DESIGN.index("## Non-obvious")]
+    named = set(re.findall(r"^\| `([\w/]+\.py)` \|", table, re.MULTILINE))
+    folder = ROOT / "processor"
+    assert named == {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+
+
+def test_functions_that_the_design_names_exist() -> None:
+    references = set(re.findall(r"`([\w/]+\.py):(\w+)`", DESIGN))
+    assert len(references) > 20
+    for file, function in sorted(references):
+        tree = ast.parse((ROOT / "processor" / file).read_text())
+        defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert function in defined, f"{file}:{function}"
+
+
+def test_the_design_names_the_failpoints_and_findings_of_recovery() -> None:
+    windows = DESIGN[DESIGN.index("## Where it may die") : DESIGN.index("## Taking and losing")]
+    named = set(re.findall(r"`((?:before|after)_\w+)`", windows))
+    assert named <= set(failpoints.POINTS)
+    assert set(failpoints.POINTS[failpoints.POINTS.index("before_postgres_commit") :]) == named
+    source = Path(recovery.__file__).read_text()
+    events = set(re.findall(r'Step\(\s*"(\w+)"|event="(\w+)"|"(rewound|skipped_ahead)"', source))
+    for event in {name for found in events for name in found if name}:
+        assert f"`{event}`" in DESIGN, event
+
+
+def test_compose_starts_the_same_servers_as_the_local_stack() -> None:
+    given = dict(re.findall(r'^      KAFKA_([A-Z_]+): "(.*)"$', COMPOSE, re.MULTILINE))
+    state = State.new(Shape())
+    state.server("broker-1").ports = {kafka.INTERNAL: 9092, kafka.CONTROLLER: 9093}
+    ours = {name.upper().replace(".", "_"): value for name, value in kafka.settings(1, state, "data").items()}
+    places = {"LISTENERS", "ADVERTISED_LISTENERS", "CONTROLLER_QUORUM_VOTERS", "LISTENER_SECURITY_PROTOCOL_MAP"}
+    places |= {"INTER_BROKER_LISTENER_NAME", "LOG_DIRS"}
+    shared = given.keys() & ours.keys() - places
+    assert len(shared) > 15
+    assert {name: given[name] for name in shared} == {name: ours[name] for name in shared}
+    assert given.keys() - ours.keys() == {"HEAP_OPTS"}
+
+
+def test_compose_publishes_on_loopback_only() -> None:
+    ports = re.findall(r'^      - "(\S+:\d+)"$', COMPOSE, re.MULTILINE)
+    assert sorted(ports) == ["127.0.0.1:5432:5432", "127.0.0.1:9092:9092"]
+    assert "\t" not in COMPOSE
