@@ -1,6 +1,6 @@
 """What the brokers say: which topics exist, where their logs begin and end, what a group has committed.
 
-Blocking calls of confluent_kafka's AdminClient; the engine makes them off the event loop.
+Blocking calls; the engine makes them off the event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import (
     OFFSET_INVALID,
-    ConsumerGroupTopicPartitions,
+    Consumer,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -29,8 +29,12 @@ TIMEOUT_SECONDS = 10.0
 
 
 class Cluster:
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._admin = AdminClient(settings.admin_config(), logger=logging.getLogger("librdkafka"))
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        logger = logging.getLogger("librdkafka")
+        self._admin = AdminClient(settings.admin_config(), logger=logger)
+        # Never joins the group, it only asks about it. The AdminClient can be asked too, but librdkafka 2.16
+        # crashes in there when the group's coordinator is just moving or loading.
+        self._reader = Consumer(settings.consumer_config(group), logger=logger)
         self._known: frozenset[str] = frozenset()
 
     def missing(self, topics: Iterable[str]) -> set[str]:
@@ -62,14 +66,12 @@ class Cluster:
             raise BatchAborted(f"the brokers do not say where the logs stand: {error.args[0].str()}") from None
         return {partition: Log(ids[partition.topic], starts[partition], ends[partition]) for partition in partitions}
 
-    def committed(self, group: str, partitions: Sequence[Partition]) -> dict[Partition, Committed | None]:
-        """Committed offsets that no open transaction can change any more; BatchAborted while one could."""
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number) for p in partitions])
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Committed | None]:
+        """The group's offsets, once no open transaction can change them any more; BatchAborted while one could."""
         try:
-            futures = self._admin.list_consumer_group_offsets(
-                [request], require_stable=True, request_timeout=TIMEOUT_SECONDS
+            answers = self._reader.committed(
+                [TopicPartition(partition.topic, partition.number) for partition in partitions], TIMEOUT_SECONDS
             )
-            answers = futures[group].result().topic_partitions
         except KafkaException as error:
             raise BatchAborted(f"the committed offsets could not be read: {error.args[0].str()}") from None
         found: dict[Partition, Committed | None] = {}
@@ -81,6 +83,9 @@ class Cluster:
                 None if answer.offset == OFFSET_INVALID else Committed(answer.offset, answer.metadata or "")
             )
         return found
+
+    def close(self) -> None:
+        self._reader.close()
 
     def _offsets(self, partitions: Sequence[Partition], spec: OffsetSpec) -> dict[Partition, int]:
         futures = self._admin.list_offsets(

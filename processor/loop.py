@@ -89,7 +89,7 @@ class Engine:
         self._settings = settings
         self._consumer = settings.consumer
         self._source = Source(settings, Decoder(settings.message, routes))
-        self._cluster = Cluster(settings.kafka)
+        self._cluster = Cluster(settings.kafka, settings.consumer)
         self._work_session = postgres.Session(settings, "work")
         self._control = postgres.Session(settings, "control")
         self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
@@ -439,7 +439,7 @@ class Engine:
         partitions = [assignment.partition for assignment in assignments]
         # End what a dead producer of our slot left open: until then nothing that Kafka says is final.
         await self._publisher.open()
-        committed = await asyncio.to_thread(self._cluster.committed, self._consumer, partitions)
+        committed = await asyncio.to_thread(self._cluster.committed, partitions)
         # Commit the same offsets once more, unchanged: the broker refuses it unless the group counts us in. A
         # process that slept through its own eviction ends here, before it could shut out the rightful owner.
         known = [Offset(partition, at.offset, at.metadata) for partition, at in committed.items() if at is not None]
@@ -534,6 +534,7 @@ class Engine:
             await asyncio.wait(self._recoveries)
         await self._source.close()
         await self._publisher.close()
+        await asyncio.to_thread(self._cluster.close)
         await self._work_session.close()
         await self._control.close()
 

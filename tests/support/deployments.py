@@ -33,7 +33,7 @@ class Deployment:
         return Verifier(self.bootstrap_servers, self.input_topic, self.output_topic, self.consumer, self.database)
 
 
-def settings(protocol: str, handler: str, output_topic: str) -> dict[str, dict[str, Any]]:
+def settings(protocol: str, handler: str) -> dict[str, dict[str, Any]]:
     """Short time-outs everywhere, so that a test does not wait for what production waits for."""
     kafka: dict[str, Any] = {
         "group_protocol": protocol,

@@ -118,6 +118,10 @@ class Process:
         """With --workers: the pids of all workers ever started, in order."""
         return [event["pid"] for event in self.events("worker_started")]
 
+    def kill_worker(self, pid: int) -> None:
+        assert pid in self.workers()
+        os.kill(pid, signal.SIGKILL)
+
     def clean_up(self) -> None:
         """Leave nothing behind; workers of a killed supervisor end by themselves, but only if they are not frozen."""
         if self.running:

@@ -47,6 +47,10 @@ def with_database(url: str, name: str) -> str:
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
 
 
+def port_of(url: str) -> int:
+    return urlsplit(url).port or 5432
+
+
 def with_port(url: str, port: int) -> str:
     """The same database by way of another port of this machine, without TLS."""
     parts = urlsplit(url)

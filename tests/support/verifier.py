@@ -85,6 +85,11 @@ class Verifier:
         """Until the committed offsets stand at the ends of the input and no transaction is open on the output."""
         eventually(self.is_done, seconds, self._unfinished)
 
+    def wait_until_committed(self, more: int, seconds: float = 45.0) -> None:
+        """Until the group has committed this many records more than now."""
+        so_far = sum(self.committed().values())
+        eventually(lambda: sum(self.committed().values()) >= so_far + more, seconds, self._unfinished)
+
     def is_done(self) -> bool:
         ends = self._ends(self._input)
         committed = self.committed()

@@ -1,0 +1,182 @@
+"""An engine inside the test's own process, so that a test can bring handlers of its own and look at everything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from processor import config, dispatch
+from processor.loop import Engine
+from tests.support import deployments
+
+SECONDS = 40.0
+INTERVAL_SECONDS = 0.02
+
+
+@dataclass
+class Sent:
+    value: Any = None
+    key: bytes | None = b"k"
+    type: str | None = "T"
+    id: str | None = None
+    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
+    partition: int = 0
+
+
+@dataclass
+class Bench:
+    """One deployment with one input and one output topic."""
+
+    config: Path
+    consumer: str
+    input: str
+    output: str
+    database: str
+    bootstrap_servers: str
+    partitions: int
+
+    def __post_init__(self) -> None:
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        self.reader = Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": self.consumer, "log_level": 0})
+
+    def send(self, records: Iterable[Sent]) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        for record in records:
+            headers = list(record.headers)
+            if record.type is not None:
+                headers.append(("type", record.type.encode()))
+            if record.id is not None:
+                headers.append(("message-id", record.id.encode()))
+            value = record.value
+            if value is not None and not isinstance(value, bytes):
+                value = json.dumps(value).encode()
+            producer.produce(self.input, value, record.key, record.partition, headers=headers)  # type: ignore[arg-type]
+        assert producer.flush(SECONDS) == 0
+
+    @asynccontextmanager
+    async def running(self, engines: int = 1, **environ: str) -> AsyncIterator[None]:
+        settings = config.load(self.config, environ)
+        routes = dispatch.load(settings)
+        started = [Engine(settings, routes) for _ in range(engines)]
+        tasks = [asyncio.create_task(engine.run()) for engine in started]
+        self._tasks = tasks
+        try:
+            yield
+        finally:
+            for engine in started:
+                engine.stop()
+            await asyncio.gather(*tasks)
+
+    async def run_until_done(self, **environ: str) -> None:
+        """Process everything that is in the input topic, then stop."""
+        async with self.running(**environ):
+            await self.done()
+
+    async def done(self) -> None:
+        """Until the group has committed every input partition to its end."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            committed = await asyncio.to_thread(self.committed)
+            ends = await asyncio.to_thread(self.ends)
+            if all(committed.get(partition, 0) >= end for partition, end in ends.items()):
+                return
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            assert time.monotonic() < deadline, f"not done: committed {committed} of {ends}"
+            await asyncio.sleep(INTERVAL_SECONDS)  # nobody tells a bystander what is committed
+
+    def committed(self) -> dict[int, int]:
+        asked = [TopicPartition(self.input, partition) for partition in range(self.partitions)]
+        try:
+            return {at.partition: at.offset for at in self.reader.committed(asked, SECONDS) if at.offset >= 0}
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise
+            return {}  # its coordinator is only just being chosen
+
+    def ends(self) -> dict[int, int]:
+        asked = {TopicPartition(self.input, partition): OffsetSpec.latest() for partition in range(self.partitions)}
+        return {at.partition: answer.result().offset for at, answer in self.admin.list_offsets(asked).items()}
+
+    def outputs(self) -> list[tuple[bytes | None, Any, dict[str, bytes | None]]]:
+        """Everything a reader of committed data sees: key, value, headers."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "log_level": 0,
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(self.output, 0, 0)])
+            found = []
+            while True:
+                message = consumer.poll(SECONDS)
+                assert message is not None
+                if message.error():
+                    return found
+                raw = message.value()
+                value = raw if raw is None or not raw.startswith((b"{", b"[")) else json.loads(raw)
+                found.append((message.key(), value, dict(message.headers() or [])))  # type: ignore[arg-type]
+        finally:
+            consumer.close()
+
+    async def rows(self, query: str, *args: Any) -> list[dict[str, Any]]:
+        connection = await asyncpg.connect(self.database)
+        try:
+            return [dict(row) for row in await connection.fetch(query, *args)]
+        finally:
+            await connection.close()
+
+    async def execute(self, *statements: str) -> None:
+        connection = await asyncpg.connect(self.database)
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def inbox(self) -> dict[str, dict[str, Any]]:
+        rows = await self.rows('SELECT *, status::text AS status FROM inbox ORDER BY partition, "offset"')
+        return {row["message_id"]: row for row in rows}
+
+    async def effects(self) -> list[str]:
+        """What the test's handlers have written, in order."""
+        return [row["what"] for row in await self.rows("SELECT what FROM effects ORDER BY id")]
+
+
+EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL)"
+
+
+def write_config(
+    path: Path, consumer: str, topic: str, stack: Any, database: str, handlers: dict[str, Any], tables: dict[str, Any]
+) -> None:
+    base: dict[str, Any] = {
+        "handlers": {},
+        "message": {"id": ["header:message-id", "offset"]},
+        "kafka": {
+            "bootstrap_servers": stack.bootstrap_servers,
+            "session_timeout_ms": 6_000,
+            "consumer": {"heartbeat.interval.ms": 500},
+        },
+        "database": {"url": database},
+        "run": {"stop_timeout_ms": 15_000},
+    }
+    merged = deployments.merged(base, tables)
+    lines = {name: value for name, value in handlers.items() if isinstance(value, str)}
+    merged["handlers"] = lines | {name: value for name, value in handlers.items() if not isinstance(value, str)}
+    deployments.write(path, {"consumer": consumer, "topic": topic}, merged)
