@@ -21,10 +21,11 @@ $(READY): requirements.lock pyproject.toml
 	  [ -n "$$python" ] && break; \
 	  "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && python=$$candidate; \
 	done; \
+	if $(BIN)/python -m pip --version >/dev/null 2>&1; then exit 0; fi; \
 	[ -n "$$python" ] || { echo "make: no Python 3.11 to 3.13 found; install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }; \
 	"$$python" -c 'import ensurepip' 2>/dev/null || { echo "make: $$python has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }; \
 	echo "setting up $(VENV) with $$("$$python" --version 2>&1)"; \
-	rm -rf $(VENV) && "$$python" -m venv $(VENV)
+	"$$python" -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index --editable .
 	@touch $@

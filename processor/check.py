@@ -106,6 +106,8 @@ async def database(settings: Settings) -> list[Finding]:
             findings = [_server_state(settings, state)]
             wanted = migrate.sets(settings)
             findings.append(await _schema(settings, connection, wanted))
+            if not findings[-1].ok:
+                return findings  # permissions on tables that are not there, or not as they should be, say nothing
             denied = await connection.fetch(TABLE_PRIVILEGES)
             lacking = ", ".join(f"{row['privilege']} on {row['table']}" for row in denied)
             refused = f"{settings.source}: database.url: {state['username']} lacks {lacking}: GRANT it"

@@ -147,7 +147,9 @@ class KafkaSettings(_Table):
         if self.group_protocol == "classic":
             fixed["partition.assignment.strategy"] = "cooperative-sticky"
             fixed["session.timeout.ms"] = self.session_timeout_ms
-        defaults = {"client.id": consumer, "queued.max.messages.kbytes": 16_384}
+        defaults: dict[str, Any] = {"client.id": consumer, "queued.max.messages.kbytes": 16_384}
+        if self.group_protocol == "classic":
+            defaults["heartbeat.interval.ms"] = min(3_000, self.session_timeout_ms // 3)
         return self._config("consumer", defaults, fixed)
 
     def producer_config(self, transactional_id: str) -> dict[str, Any]:

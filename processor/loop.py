@@ -24,7 +24,7 @@ from processor.cluster import Cluster
 from processor.consumer import Assignment, Source, assignments_of
 from processor.database import Database
 from processor.decode import Decoder
-from processor.errors import BatchAborted, ConnectionLost, Fenced, ProcessorError, SetupError
+from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
 from processor.failures import Culprit, Later, Reject, Retry, Unattributed
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
@@ -263,7 +263,9 @@ class Engine:
                 raise Culprit(index, failures.failure_of(retry)) from retry
             raise Later(f"{route.name}: {retry}", retry.after, index) from retry
         except Exception as error:
-            if self._work_session.broken(error) or not failures.blames_the_message(error):
+            if isinstance(error, ProcessorError) or self._work_session.broken(error):
+                raise
+            if not failures.blames_the_message(error):
                 raise
             failure = failures.failure_of(error)
             if not database.withdraw():
@@ -288,8 +290,8 @@ class Engine:
         topics = [output.topic for output in encoded]
         if topics and not self._cluster.knows(topics):
             missing = await asyncio.to_thread(self._cluster.missing, topics)
-            if missing:
-                raise Reject(f"output topic {', '.join(sorted(missing))} does not exist")
+            if missing:  # a mistake of the deployment, not of the message: failing them all would help nobody
+                raise Halt(f"output topic {', '.join(sorted(missing))} of {_name(record)} does not exist; create it")
         for output in encoded:
             if output.size > self._max_output:
                 raise Reject(f"output to {output.topic} has {output.size} bytes, {self._max_output} at most")
@@ -504,7 +506,8 @@ class Engine:
                 offsets.append(Offset(assignment.partition, step.commit, metadata))
         if outgoing or offsets:
             await self._publisher.publish(outgoing, offsets, _still_owned(assignments))
-            log.info("stored_outputs_sent", outputs=len(outgoing), partitions=len(offsets))
+        if outgoing:
+            log.info("stored_outputs_sent", outputs=len(outgoing))
 
     async def _lease(self) -> str:
         async with self._control.use() as connection:
@@ -518,6 +521,11 @@ class Engine:
         if missing:
             raise SetupError(f"{self._settings.source}: topic {', '.join(sorted(missing))} does not exist; create it")
         self._source.start()
+        try:
+            await self._publisher.open()  # while the group is being joined
+        except Trouble as trouble:
+            log.warning("producer_not_ready", reason=str(trouble))
+        log.info("started", consumer=self._consumer, topics=self._settings.topics, pid=os.getpid())
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""
@@ -566,6 +574,10 @@ class Engine:
             if self._counts.records > reported:
                 reported = self._counts.records
                 log.info("progress", **asdict(self._counts))
+
+
+def _name(record: Record) -> str:
+    return record.route.name if record.route else "no handler"
 
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.

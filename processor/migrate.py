@@ -125,9 +125,9 @@ def sets(settings: Settings) -> tuple[MigrationSet, ...]:
 
 
 def set_name(folder: Path) -> str:
-    """A name that does not depend on where the project lies: `…/handlers/migrations` is `handlers`."""
-    folder = folder.resolve()
-    return folder.parent.name if folder.name == "migrations" else folder.name
+    """A name that does not depend on where the project lies: `handlers/migrations` is `handlers`."""
+    *above, name = [part for part in folder.parts if part not in ("/", "..")]
+    return above[-1] if name == "migrations" and above else name
 
 
 def read_set(folder: Path, name: str) -> MigrationSet:
@@ -288,7 +288,7 @@ async def _apply(connection: Connection[Record], migration: Migration) -> Applie
     except asyncpg.PostgresError as error:
         raise SetupError(_failure(migration, error)) from None
     seconds = time.monotonic() - started
-    log.info("migration_applied", migration=migration.label, seconds=round(seconds, 3))
+    log.debug("migration_applied", migration=migration.label, seconds=round(seconds, 3))
     return Applied(migration.set_name, migration.version, migration.name, seconds)
 
 

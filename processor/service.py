@@ -45,7 +45,6 @@ async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.asked, signal.Signals(number))
     orphaned = supervisor.orphaned(stop.asked)
-    log.info("started", consumer=settings.consumer, topics=settings.topics, pid=os.getpid())
     try:
         await running
     except asyncio.CancelledError:

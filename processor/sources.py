@@ -20,7 +20,7 @@ from processor import librdkafka
 from processor.errors import ConfigError
 
 PREFIX = "PROCESSOR_"
-RESERVED = frozenset({"CONFIG", "FAILPOINTS", "LOG_FORMAT", "LOG_LEVEL", "STACK_DIR", "WORKERS"})
+RESERVED = frozenset({"CONFIG", "FAILPOINTS", "LOG_FORMAT", "LOG_LEVEL", "STACK_DIR", "SUPERVISOR_PIPE", "WORKERS"})
 LISTS = frozenset({("topics",), ("message", "id"), ("message", "type"), ("database", "migrations")})
 PROPERTY_TABLES = ("client", "consumer", "producer")
 SECRET_KEYS = (("database", "url"), ("database", "password"), ("database", "tls", "sslpassword"))

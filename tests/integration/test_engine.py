@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from processor.errors import Halt
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -281,17 +282,22 @@ async def test_output_carries_identity_and_a_processor_downstream_drops_its_repe
     assert len(headers["message-id"] or b"") == 32
 
 
-@pytest.mark.parametrize(("handler", "says"), [("to_nowhere", "no-such-topic does not exist"), ("too_large", "bytes")])
-async def test_output_that_kafka_would_refuse_fails_its_message_before_anything_is_committed(
-    bench: MakeBench, handler: str, says: str
-) -> None:
-    b = bench({"N": handler, "T": "apply"})
+async def test_missing_output_topic_halts_before_anything_is_committed(bench: MakeBench) -> None:
+    b = bench({"N": "to_nowhere", "T": "apply"})
+    b.send([Sent({"what": "fine"}, id="m"), Sent({"what": "n"}, id="n", type="N")])
+    with pytest.raises(Halt, match=r"output topic no-such-topic of .*to_nowhere does not exist"):
+        await b.run_until_done()
+    assert await b.inbox() == {}
+
+
+async def test_output_that_is_too_large_fails_its_message_before_anything_is_committed(bench: MakeBench) -> None:
+    b = bench({"N": "too_large", "T": "apply"})
     b.send([Sent({"what": "n"}, id="n", type="N"), Sent({"what": "fine"}, id="m")])
     await b.run_until_done()
     assert await b.effects() == ["fine"]
     row = (await b.inbox())["n"]
     assert row["status"] == "failed"
-    assert says in json.loads(row["error"])["message"]
+    assert "bytes" in json.loads(row["error"])["message"]
 
 
 async def test_batch_handler_must_name_the_cause_of_its_outputs(bench: MakeBench) -> None:

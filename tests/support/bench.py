@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,8 @@ class Bench:
         assert producer.flush(SECONDS) == 0
 
     @asynccontextmanager
-    async def running(self, engines: int = 1, **environ: str) -> AsyncIterator[None]:
-        settings = config.load(self.config, environ)
+    async def running(self, engines: int = 1, environ: Mapping[str, str] | None = None) -> AsyncIterator[None]:
+        settings = config.load(self.config, environ or {})
         routes = dispatch.load(settings)
         started = [Engine(settings, routes) for _ in range(engines)]
         tasks = [asyncio.create_task(engine.run()) for engine in started]
@@ -79,7 +79,7 @@ class Bench:
 
     async def run_until_done(self, **environ: str) -> None:
         """Process everything that is in the input topic, then stop."""
-        async with self.running(**environ):
+        async with self.running(environ=environ):
             await self.done()
 
     async def done(self) -> None:
@@ -100,16 +100,15 @@ class Bench:
         asked = [TopicPartition(self.input, partition) for partition in range(self.partitions)]
         try:
             return {at.partition: at.offset for at in self.reader.committed(asked, SECONDS) if at.offset >= 0}
-        except KafkaException as error:
-            if not error.args[0].retriable():
-                raise
-            return {}  # its coordinator is only just being chosen
+        except KafkaException:
+            return {}  # the group's coordinator is only just being chosen; `done` has the deadline
 
     def ends(self) -> dict[int, int]:
-        asked = {TopicPartition(self.input, partition): OffsetSpec.latest() for partition in range(self.partitions)}
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(self.input, partition): latest for partition in range(self.partitions)}
         return {at.partition: answer.result().offset for at, answer in self.admin.list_offsets(asked).items()}
 
-    def outputs(self) -> list[tuple[bytes | None, Any, dict[str, bytes | None]]]:
+    def outputs(self) -> list[tuple[bytes | None, Any, dict[str, Any]]]:
         """Everything a reader of committed data sees: key, value, headers."""
         consumer = Consumer(
             {
@@ -123,7 +122,7 @@ class Bench:
         )
         try:
             consumer.assign([TopicPartition(self.output, 0, 0)])
-            found = []
+            found: list[tuple[bytes | None, Any, dict[str, Any]]] = []
             while True:
                 message = consumer.poll(SECONDS)
                 assert message is not None
@@ -131,7 +130,7 @@ class Bench:
                     return found
                 raw = message.value()
                 value = raw if raw is None or not raw.startswith((b"{", b"[")) else json.loads(raw)
-                found.append((message.key(), value, dict(message.headers() or [])))  # type: ignore[arg-type]
+                found.append((message.key(), value, dict(message.headers() or [])))
         finally:
             consumer.close()
 

@@ -1,0 +1,180 @@
+"""Where a partition starts: first time, after a crash, after an operator, after a loss. See recovery.decide."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from processor.errors import Halt
+from tests.integration.conftest import MakeBench
+from tests.support import handlers
+from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.waiting import eventually
+
+
+def sent(start: int, stop: int) -> list[Sent]:
+    return [Sent({"what": f"w{n}"}, id=f"m{n}") for n in range(start, stop)]
+
+
+def words(start: int, stop: int) -> list[str]:
+    return [f"w{n}" for n in range(start, stop)]
+
+
+def said(bench: Bench) -> list[str]:
+    return [value["what"] for _, value, _ in bench.outputs()]
+
+
+def set_offset(bench: Bench, offset: int) -> None:
+    """As kafka-consumer-groups --reset-offsets does: a plain commit, without metadata, to an empty group."""
+    consumer = Consumer({"bootstrap.servers": bench.bootstrap_servers, "group.id": bench.consumer, "log_level": 0})
+    consumer.commit(offsets=[TopicPartition(bench.input, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+async def test_start_at_latest_keeps_its_position_even_if_nothing_was_processed_before_the_stop(
+    bench: MakeBench,
+) -> None:
+    b = bench(kafka={"start": "latest"})
+    b.send(sent(0, 5))
+    await b.run_until_done()
+    b.send(sent(5, 10))  # while it is down: no record may be skipped by starting at the latest again
+    await b.run_until_done()
+    assert await b.effects() == words(5, 10)
+
+
+async def test_start_fail_halts_without_a_position(bench: MakeBench) -> None:
+    b = bench(kafka={"start": "fail"})
+    b.send(sent(0, 1))
+    with pytest.raises(Halt, match=r"kafka\.start"):
+        await b.run_until_done()
+    assert await b.effects() == []
+
+
+async def test_forgotten_group_offsets_are_taken_from_the_ledger(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 5))
+    await b.run_until_done()
+    b.admin.delete_consumer_groups([b.consumer])[b.consumer].result(SECONDS)
+    b.send(sent(5, 10))
+    await b.run_until_done()
+    assert said(b) == await b.effects() == words(0, 10)
+    assert set(handlers.calls.values()) == {1}
+
+
+async def test_rewind_reads_again_and_applies_and_sends_nothing_twice(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 20))
+    await b.run_until_done()
+    set_offset(b, 0)
+    b.send(sent(20, 25))
+    await b.run_until_done()
+    assert said(b) == await b.effects() == words(0, 25)
+    assert set(handlers.calls.values()) == {1}
+
+
+async def test_rewind_tries_failed_messages_again(bench: MakeBench) -> None:
+    b = bench()
+    handlers.failing |= {"m1", "m3"}
+    b.send(sent(0, 5))
+    await b.run_until_done()
+    handlers.failing.clear()
+    set_offset(b, 0)
+    await b.run_until_done()
+    assert await b.effects() == ["w0", "w2", "w4", "w1", "w3"]
+    assert {row["status"] for row in (await b.inbox()).values()} == {"completed"}
+
+
+async def test_skip_ahead_is_followed(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 5))
+    await b.run_until_done()
+    b.send(sent(5, 10))
+    set_offset(b, b.ends()[0] - 2)
+    await b.run_until_done()
+    assert await b.effects() == [*words(0, 5), *words(8, 10)]
+
+
+async def test_outputs_left_unsent_by_a_crash_are_sent_although_an_operator_rewound(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 5))
+    await b.run_until_done()
+    # As a crash between the commits leaves it: rows and outputs in Postgres, the offset not moved.
+    before = b.committed()[0]
+    b.send(sent(5, 8))
+    await b.run_until_done()
+    stored = await b.rows("SELECT first_offset, next_offset FROM ledger")
+    assert stored[0]["next_offset"] > before
+    await b.execute(
+        "UPDATE ledger SET outputs = decode('"
+        + _blob(b, before).hex()
+        + f"', 'hex'), first_offset = {before} WHERE outputs IS NULL"
+    )
+    set_offset(b, 0)
+    await b.run_until_done()
+    assert said(b) == [*words(0, 8), "stored"]
+    assert await b.effects() == words(0, 8)
+
+
+def _blob(bench: Bench, source: int) -> bytes:
+    from processor.outputs import Outgoing, pack
+
+    blob = pack([Outgoing(source, bench.output, None, b'{"what": "stored"}', [])])
+    assert blob is not None
+    return blob
+
+
+async def test_database_that_lost_commits_halts_and_reapplies_only_when_told_so(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 5))
+    await b.run_until_done()
+    (row,) = await b.rows("SELECT next_offset, epoch FROM ledger")
+    await b.execute("CREATE TABLE backup AS SELECT * FROM ledger", "CREATE TABLE inbox_backup AS SELECT * FROM inbox")
+    b.send(sent(5, 10))
+    await b.run_until_done()
+    # A restored backup: rows, inbox and ledger as they were.
+    await b.execute(
+        "DELETE FROM ledger",
+        "INSERT INTO ledger SELECT * FROM backup",
+        "DELETE FROM inbox",
+        "INSERT INTO inbox SELECT * FROM inbox_backup",
+        "DELETE FROM effects WHERE what >= 'w5'",
+    )
+    b.send(sent(10, 12))
+    with pytest.raises(Halt, match="lost commits"):
+        await b.run_until_done()
+    assert await b.effects() == words(0, 5)
+    await b.run_until_done(PROCESSOR_KAFKA__ON_DATABASE_BEHIND="reapply")
+    assert await b.effects() == words(0, 12)
+    assert said(b) == words(0, 12)
+    assert (await b.rows("SELECT epoch FROM ledger"))[0]["epoch"] > row["epoch"]
+
+
+async def test_recreated_topic_halts(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 3))
+    await b.run_until_done()
+    b.admin.delete_topics([b.input])[b.input].result(SECONDS)
+
+    def created() -> bool:
+        return b.admin.create_topics([NewTopic(b.input, 1, 1)])[b.input].exception(SECONDS) is None
+
+    eventually(created, SECONDS, "the topic can be created again")
+    b.send(sent(3, 6))
+    with pytest.raises(Halt, match="created anew"):
+        await b.run_until_done()
+    assert await b.effects() == words(0, 3)
+
+
+async def test_records_that_expired_unread_halt_and_the_gap_can_be_accepted(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 3))
+    await b.run_until_done()
+    b.send(sent(3, 9))
+    gone = b.committed()[0] + 4
+    next(iter(b.admin.delete_records([TopicPartition(b.input, 0, gone)]).values())).result(SECONDS)
+    with pytest.raises(Halt, match="expired"):
+        await b.run_until_done()
+    set_offset(b, gone)
+    await b.run_until_done()
+    assert await b.effects() == [*words(0, 3), *words(7, 9)]
