@@ -77,6 +77,7 @@ class Source:
         self._assignments: dict[Partition, Assignment] = {}
         self._new: list[Assignment] = []
         self._to_begin: list[tuple[Assignment, int]] = []
+        self._first = 0
         self._buffered_records = 0
         self._buffered_bytes = 0
         self._throttled = False
@@ -140,6 +141,9 @@ class Source:
         size = 0
         with self._changed:
             ready = [assignment for assignment in self._assignments.values() if assignment.buffer]
+            # Another one is served first each time, so that no partition starves when the bytes run out.
+            self._first = (self._first + 1) % max(1, len(ready))
+            ready = ready[self._first :] + ready[: self._first]
             for index, assignment in enumerate(ready):
                 share = -(-(max_records - len(taken)) // (len(ready) - index))
                 buffer = assignment.buffer
@@ -148,10 +152,6 @@ class Source:
                     share -= 1
                     size += record.size
                     taken.append(record)
-                # Whoever was served goes to the end of the row, so that no partition starves when bytes run out.
-                self._assignments[assignment.partition] = self._assignments.pop(assignment.partition)
-                if size >= max_bytes:
-                    break
             self._buffered_records -= len(taken)
             self._buffered_bytes -= size + RECORD_OVERHEAD * len(taken)
             for assignment in assignments_of(taken):

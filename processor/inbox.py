@@ -92,6 +92,7 @@ class Claims:
     """The outcome of one claim: whose handler runs, and why the others' do not."""
 
     mine: set[int] = field(default_factory=set)  # by index in the batch
+    repeated: set[int] = field(default_factory=set)  # those that come again later in the same batch
     skipped: dict[Verdict, int] = field(default_factory=dict)
     collisions: list[Record] = field(default_factory=list)
 
@@ -117,11 +118,15 @@ class Inbox:
             if record.route is not None and not record.route.inbox and record.failure is None:
                 claims.mine.add(index)
                 continue
+            if record.collided:
+                colliding.append(index)
+                continue
             earlier = by_id.setdefault(record.message.id, index)
             if earlier == index:
                 continue
             if records[earlier].payload_hash == record.payload_hash:
                 claims.skip(Verdict.DUPLICATE)
+                claims.repeated.add(earlier)
             else:
                 colliding.append(index)
         won = await self._insert(connection, [records[index] for index in by_id.values()])
@@ -206,16 +211,17 @@ class Inbox:
         by_id = {}
         for index in colliding:
             record = records[index]
-            if self._on_collision == "fail":
-                record.failure = Failure(
-                    "collision", f"another message with id {record.message.id!r} has another payload"
-                )
-            record.message.id = f"{record.message.id}~{record.coordinates}"
+            if not record.collided:  # or else an earlier try of this batch has done this already
+                record.collided = True
+                if self._on_collision == "fail":
+                    record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
+                record.message.id = f"{record.message.id}~{record.coordinates}"
             by_id[record.message.id] = index
         won = await self._insert(connection, [records[index] for index in colliding])
         claims.mine.update(by_id[message_id] for message_id in won)
-        for _ in range(len(by_id) - len(won)):
-            claims.skip(Verdict.REDELIVERY)
+        lost = {id_: index for id_, index in by_id.items() if id_ not in won}
+        if lost:
+            await self._settle(connection, records, lost, claims)
 
 
 def _judge(record: Record, row: Row) -> Verdict:

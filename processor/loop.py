@@ -29,7 +29,7 @@ from processor.failures import Culprit, Later, Reject, Retry, Unattributed
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
-from processor.records import Partition, Record
+from processor.records import Failure, Partition, Record
 from processor.transaction import Offset, Publisher
 
 if TYPE_CHECKING:
@@ -177,7 +177,10 @@ class Engine:
                 except Unattributed as problem:
                     if len(part.records) == 1:
                         part.records[0].failure = problem.failure
-                    parts.extendleft(reversed(part.split(len(part.records) // 2)))
+                    halves = part.split(len(part.records) // 2)
+                    for half in halves:
+                        half.tries = part.tries  # what was tried often enough together is not tried so often again
+                    parts.extendleft(reversed(halves))
                 except Later as later:
                     pieces = part.split(later.index)
                     pieces[-1].tries = part.tries + 1
@@ -242,15 +245,23 @@ class Engine:
                 assert route is not None
                 if route.takes_batch:
                     await self._handle_batch(route, part, list(indices), database, work)
-                else:
-                    for index in indices:
-                        await self._handle_one(route, part, index, database, work)
+                    continue
+                for index in indices:
+                    failure = await self._handle_one(route, part, index, database, work)
+                    if failure is None:
+                        continue
+                    # What it only queued can be taken back; but if the same message comes again in this batch, the
+                    # batch is run again in two parts, so that the later delivery gets its try.
+                    if index in claims.repeated or not database.withdraw():
+                        raise Culprit(index, failure)
+                    records[index].failure = failure
             await database.flush()
         finally:
             database.close()
         return work
 
-    async def _handle_one(self, route: Route, part: Part, index: int, database: Database, work: Work) -> None:
+    async def _handle_one(self, route: Route, part: Part, index: int, database: Database, work: Work) -> Failure | None:
+        """Run one handler; gives the failure if the message is to blame, raises if it is not or not surely."""
         record = part.records[index]
         key = record.message.key
         database.serve(record if key is None else (record.message.partition, key))
@@ -260,17 +271,15 @@ class Engine:
         except Retry as retry:
             record.retries += 1
             if record.retries > failures.RETRIES:
-                raise Culprit(index, failures.failure_of(retry)) from retry
+                return failures.failure_of(retry)
             raise Later(f"{route.name}: {retry}", retry.after, index) from retry
         except Exception as error:
             if isinstance(error, ProcessorError) or self._work_session.broken(error):
                 raise
             if not failures.blames_the_message(error):
                 raise
-            failure = failures.failure_of(error)
-            if not database.withdraw():
-                raise Culprit(index, failure) from error
-            record.failure = failure
+            return failures.failure_of(error)
+        return None
 
     async def _handle_batch(self, route: Route, part: Part, indices: list[int], database: Database, work: Work) -> None:
         records = [part.records[index] for index in indices]
@@ -358,6 +367,8 @@ class Engine:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+                if not task.cancelled():
+                    task.exception()  # of no interest any more: the facts are read from both systems
 
     # --- publishing ---
 

@@ -95,6 +95,7 @@ class Record:
     route: Route | None
     failure: Failure | None = None
     retries: int = 0
+    collided: bool = False
     assignment: Assignment = None  # type: ignore[assignment] # set as soon as it is buffered
 
     @property

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from processor.errors import Halt
 from tests.integration.conftest import MakeBench
@@ -372,3 +373,28 @@ async def _cancelled_in_the_handler(bench: Bench) -> None:
     async with bench.running():
         await handlers.gate.wait()
         bench._tasks[0].cancel()
+
+
+async def test_message_that_fails_and_comes_again_in_the_same_batch_is_tried_again(bench: MakeBench) -> None:
+    b = bench("fails_first", batch={"linger_ms": 200})
+    b.send([Sent({"what": "x"}, id="m"), Sent({"what": "y"}, id="n"), Sent({"what": "x"}, id="m")])
+    await b.run_until_done()
+    assert sorted(await b.effects()) == ["x", "y"]
+    assert {row["status"] for row in (await b.inbox()).values()} == {"completed"}
+    assert handlers.calls["m"] == 2
+
+
+async def test_failed_collision_is_tried_again_on_its_next_delivery(bench: MakeBench) -> None:
+    b = bench(message={"on_collision": "process"})
+    b.send([Sent({"what": "one"}, id="m")])
+    await b.run_until_done()
+    b.send([Sent({"what": "two"}, id="m")])
+    handlers.failing.add(f"m~{b.input}:0:{b.ends()[0] - 1}")
+    await b.run_until_done()
+    assert await b.effects() == ["one"]
+    handlers.failing.clear()
+    consumer = Consumer({"bootstrap.servers": b.bootstrap_servers, "group.id": b.consumer, "log_level": 0})
+    consumer.commit(offsets=[TopicPartition(b.input, 0, 0)], asynchronous=False)
+    consumer.close()
+    await b.run_until_done()
+    assert await b.effects() == ["one", "two"]

@@ -142,3 +142,11 @@ async def slow(message: Message[Any], db: Database) -> None:
 
 async def shaped(message: Message[dict[str, Any]], db: Database) -> None:
     await db.execute(INSERT, _what(message))
+
+
+async def fails_first(message: Message[Any], db: Database) -> None:
+    """Its first call for message m only queues and then fails."""
+    calls[message.id] += 1
+    db.write(INSERT, _what(message))
+    if message.id == "m" and calls["m"] == 1:
+        raise RuntimeError("the first time never works")
