@@ -35,6 +35,7 @@ class Deploy(Protocol):
         protocol: str = "classic",
         partitions: int = 4,
         stack: Servers | None = None,
+        database: str | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Deployment: ...
 
@@ -127,11 +128,9 @@ def database(databases: Databases) -> Iterator[str]:
 def topics(stack: Servers) -> Topics:
     """Creates a topic with a name of its own: `topics("orders", partitions=4)`."""
     default = stack
-    admins: dict[str, AdminClient] = {}
 
     def create(name: str = "topic", *, partitions: int = 1, stack: Servers | None = None) -> str:
-        address = (stack or default).bootstrap_servers
-        admin = admins.setdefault(address, AdminClient({"bootstrap.servers": address, "log_level": 0}))
+        admin = AdminClient({"bootstrap.servers": (stack or default).bootstrap_servers, "log_level": 0})
         topic = unique(name)
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(ADMIN_SECONDS)
         return topic
@@ -143,9 +142,10 @@ def topics(stack: Servers) -> Topics:
 def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Deploy:
     """Creates topics and a configuration of the inventory example on this test's database, with ample stock.
 
-    `settings` are tables of the configuration, merged over the short time-outs that tests want.
+    `settings` are tables of the configuration, merged over the short time-outs that tests want; `stack` and
+    `database` say where, if it is not the test run's stack and this test's database.
     """
-    default = stack
+    default, own = stack, database
 
     def create(
         *,
@@ -153,14 +153,16 @@ def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) ->
         protocol: str = "classic",
         partitions: int = 4,
         stack: Servers | None = None,
+        database: str | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Deployment:
-        servers_ = stack or default
+        bootstrap_servers = (stack or default).bootstrap_servers
+        database = database or own
         consumer = unique("inventory")
         orders = topics("orders", partitions=partitions, stack=stack)
         results = topics("reservations", partitions=2, stack=stack)
-        tables = deployments.settings(protocol, handler, results)
-        tables["kafka"]["bootstrap_servers"] = servers_.bootstrap_servers
+        tables = deployments.settings(protocol, handler)
+        tables["kafka"]["bootstrap_servers"] = bootstrap_servers
         tables["database"]["url"] = database
         config = tmp_path / f"{consumer}.toml"
         deployments.write(config, {"consumer": consumer, "topic": orders}, deployments.merged(tables, settings or {}))
@@ -171,7 +173,7 @@ def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) ->
             input_topic=orders,
             output_topic=results,
             database=database,
-            bootstrap_servers=servers_.bootstrap_servers,
+            bootstrap_servers=bootstrap_servers,
             partitions=partitions,
             environment={"TEST_OUTPUT_TOPIC": results},
         )
@@ -208,3 +210,5 @@ def start(reaper: Reaper) -> Iterator[Start]:
     yield run
     for process in reversed(started):
         process.clean_up()
+    for process in started:  # pytest shows it if the test has failed
+        print(f"log of process {process.pid}:{process.tail()}")

@@ -1,0 +1,150 @@
+"""Processes come and go under load, some without a word, some frozen and back: one owner at a time writes."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.conftest import Deploy, Start
+from tests.support import sql
+from tests.support.deployments import Deployment
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_join_and_leave_under_load_and_each_order_counts_once(
+    protocol: str, deployment: Deploy, start: Start
+) -> None:
+    deployed = deployment(protocol=protocol, handler="reserve_many", partitions=8)
+    feed = deployed.feed()
+    with feed.flowing(rate=500):
+        first = start(deployed)
+        first.wait_for_partitions(8)
+        second, third = start(deployed), start(deployed)
+        second.wait_for_partitions(1)
+        third.wait_for_partitions(1)
+
+        first.kill()
+        inherited = [len(member.events("partition_ready")) for member in (second, third)]
+        heir = second if inherited[0] <= inherited[1] else third
+        heir.wait_for_partitions(min(inherited) + 1)
+
+        fourth = start(deployed)
+        fourth.wait_for_partitions(1)
+        second.terminate()
+        assert second.wait() == 0, second.tail()
+        fourth.wait_for_partitions(2)
+    report = deployed.verifier().assert_exactly_once()
+    assert report.orders > 1000
+    for member in (third, fourth):
+        member.terminate()
+        assert member.wait() == 0, member.tail()
+
+
+# Where the zombie freezes: inside an open Postgres transaction, between the two commits, inside an open
+# Kafka transaction without and with its offsets.
+ZOMBIES = [
+    ("classic", "after_handlers"),
+    ("consumer", "after_ledger"),
+    ("classic", "after_postgres_commit"),
+    ("consumer", "after_postgres_commit"),
+    ("classic", "after_produce"),
+    ("consumer", "after_produce"),
+    ("classic", "after_offsets"),
+    ("consumer", "before_kafka_commit"),
+]
+
+
+@pytest.mark.parametrize(("protocol", "point"), ZOMBIES)
+def test_a_frozen_process_that_wakes_up_replaced_writes_nothing_and_rejoins(
+    protocol: str, point: str, deployment: Deploy, start: Start
+) -> None:
+    deployed = deployment(
+        protocol=protocol,
+        settings={"kafka": {"transaction_timeout_ms": 2_000}, "database": {"idle_in_transaction_timeout_ms": 1_500}},
+    )
+    verifier = deployed.verifier()
+    feed = deployed.feed()
+    feed.send(400)
+    zombie = start(deployed, failpoints=f"{point}=stop@3")
+    zombie.wait_until_frozen()
+
+    successor = start(deployed)
+    successor.wait_for_partitions(deployed.partitions)
+    feed.send(200)
+    verifier.assert_exactly_once()
+    before = _written(deployed)
+
+    assigned = len(zombie.events("partitions_assigned"))
+    zombie.cont()
+    zombie.wait_for("partitions_assigned", count=assigned + 1)
+    # It may have noticed the loss by the group, by a refused write, or both; it must have noticed.
+    assert zombie.events("partitions_lost") or zombie.events("starting_over"), zombie.tail()
+    assert _written(deployed) == before, "nothing came in meanwhile, so nothing may have been written"
+
+    feed.send(200)
+    verifier.assert_exactly_once()
+    for member in (zombie, successor):
+        member.terminate()
+        assert member.wait() == 0, member.tail()
+    verifier.assert_exactly_once()
+
+
+def _written(deployed: Deployment) -> tuple[int, int]:
+    report = deployed.verifier().judge(everything=True)
+    assert not report.faults, str(report)
+    return report.rows, report.outputs
+
+
+def test_sigterm_under_load_leaves_nothing_open_and_the_next_start_goes_on(deployment: Deploy, start: Start) -> None:
+    deployed = deployment()
+    verifier = deployed.verifier()
+    feed = deployed.feed()
+    feed.send(3000)
+    with feed.flowing(rate=300):
+        process = start(deployed)
+        process.wait_for_partitions(deployed.partitions)
+        verifier.wait_until_committed(500)
+        process.terminate()
+        assert process.wait(10) == 0, process.tail()
+        assert verifier.open_transactions() == [], "a reader of committed data would wait for the transaction's end"
+        assert sql.value(deployed.database, "SELECT count(*) FROM ledger WHERE outputs IS NOT NULL") == 0
+        report = verifier.judge()
+        assert not report.faults, str(report)
+        assert report.rows == report.outputs < report.orders, "it was stopped under load, with nothing half done"
+        following = start(deployed)
+        following.wait_for("partition_ready", found="in_step", count=deployed.partitions)
+    verifier.assert_exactly_once()
+
+
+def test_a_killed_worker_is_replaced_and_one_sigterm_stops_all(deployment: Deploy, start: Start) -> None:
+    deployed = deployment(handler="reserve_many")
+    feed = deployed.feed()
+    with feed.flowing(rate=300):
+        supervisor = start(deployed, "--workers", "2")
+        supervisor.wait_for("partitions_assigned", count=2)
+        victim = supervisor.workers()[0]
+        supervisor.kill_worker(victim)
+        supervisor.wait_for("worker_ended", pid=victim, exit_code=-signal.SIGKILL)
+        supervisor.wait_for("worker_started", count=3)
+        supervisor.wait_for("started", count=3)
+    deployed.verifier().assert_exactly_once()
+    supervisor.terminate()
+    assert supervisor.wait() == 0, supervisor.tail()
+    assert len(supervisor.events("stopped")) == 2, "both workers left in an orderly way"
+    deployed.verifier().assert_exactly_once()
+
+
+def test_workers_stop_when_their_supervisor_is_killed(deployment: Deploy, start: Start) -> None:
+    deployed = deployment(handler="reserve_many")
+    feed = deployed.feed()
+    feed.send(500)
+    supervisor = start(deployed, "--workers", "2")
+    supervisor.wait_for("started", count=2)
+    supervisor.wait_for("partitions_assigned")
+    # The log ends when the last worker has ended: they have inherited it.
+    assert supervisor.kill() == -signal.SIGKILL
+    assert len(supervisor.events("stopping", reason="supervisor gone")) == 2, supervisor.tail()
+    assert len(supervisor.events("stopped")) == 2, supervisor.tail()
+    start(deployed).wait_for_partitions(deployed.partitions)
+    deployed.verifier().assert_exactly_once()
