@@ -215,7 +215,7 @@ class DatabaseSettings(_Table):
     settings: dict[str, str] = {}
     idle_in_transaction_timeout_ms: Milliseconds = 30_000
     connect_timeout_ms: Milliseconds = 10_000
-    command_timeout_ms: Milliseconds | None = None
+    command_timeout_ms: Milliseconds = 60_000
     migrations: tuple[Path, ...] = ()
 
     @field_validator("url")
@@ -271,7 +271,7 @@ class DatabaseSettings(_Table):
         kwargs: dict[str, Any] = {
             "dsn": dsn,
             "timeout": self.connect_timeout_ms / 1000,
-            "command_timeout": self.command_timeout_ms and self.command_timeout_ms / 1000,
+            "command_timeout": self.command_timeout_ms / 1000,
             "server_settings": server_settings | self.settings,
         }
         if self.password is not None:

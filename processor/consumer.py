@@ -31,7 +31,7 @@ from confluent_kafka import (
 
 from processor.decode import Incoming
 from processor.errors import Halt, ProcessorError
-from processor.records import Partition, Record
+from processor.records import Failure, Partition, Record
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -76,6 +76,7 @@ class Source:
         self._changed = threading.Condition()
         self._assignments: dict[Partition, Assignment] = {}
         self._new: list[Assignment] = []
+        self._to_pause: list[Assignment] = []
         self._to_begin: list[tuple[Assignment, int]] = []
         self._first = 0
         self._buffered_records = 0
@@ -127,6 +128,7 @@ class Source:
         with self._changed:
             for assignment in assignments:
                 self._drop_buffer(assignment)
+                self._to_pause.append(assignment)
 
     @property
     def buffered(self) -> int:
@@ -172,7 +174,7 @@ class Source:
     # --- for the publish thread ---
 
     def group_metadata(self) -> Any:
-        """As of the last poll. If the group has moved on since, the broker refuses it, as it should."""
+        """As of the last poll, None outside the group. If that has moved on, the broker refuses it, as it should."""
         return self._group_metadata
 
     # --- the poll thread ---
@@ -189,7 +191,7 @@ class Source:
                 self._serve_requests()
                 self._throttle()
                 first = self._consumer.poll(POLL_SECONDS)
-                self._group_metadata = self._consumer.consumer_group_metadata()
+                self._group_metadata = self._membership()
                 if first is not None:
                     self._keep([first, *self._consumer.consume(CHUNK, 0)])
         except BaseException as error:  # handed to the event loop, which decides
@@ -200,6 +202,13 @@ class Source:
             except (KafkaException, RuntimeError) as error:
                 log.warning("consumer_close_failed", error=str(error))
             self._wake()
+
+    def _membership(self) -> Any:
+        """What proves to the broker that we belong to the group; None while we do not.
+
+        Metadata without a member id would not be refused: the broker takes it for a lone client's.
+        """
+        return self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
 
     def _wake(self) -> None:
         self._call_soon(self.news.set)
@@ -222,7 +231,7 @@ class Source:
             for owned in map(_partition, partitions):
                 assignment = self._assignments[owned] = Assignment(owned)
                 self._new.append(assignment)
-        self._group_metadata = consumer.consumer_group_metadata()
+        self._group_metadata = self._membership()
         log.info("partitions_assigned", partitions=_names(partitions))
         self._wake()
 
@@ -271,6 +280,9 @@ class Source:
     def _serve_requests(self) -> None:
         with self._changed:
             requests, self._to_begin = self._to_begin, []
+            to_pause, self._to_pause = [a for a in self._to_pause if a.owned], []
+        if to_pause:
+            self._consumer.pause([_topic_partition(assignment) for assignment in to_pause])
         for assignment, offset in requests:
             if not assignment.owned:
                 continue
@@ -309,18 +321,7 @@ class Source:
             assignment = self._assignments.get((message.topic(), message.partition()))  # type: ignore[call-overload]
             if assignment is None or not assignment.fetching:
                 continue
-            kind, timestamp = message.timestamp()
-            record = decode(
-                Incoming(
-                    message.topic(),
-                    message.partition(),
-                    message.offset(),
-                    None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
-                    message.key(),
-                    message.value(),
-                    message.headers() or (),
-                )
-            )
+            record = decode(_incoming(message))
             record.assignment = assignment
             decoded.append((assignment, record))
         with self._changed:
@@ -343,6 +344,26 @@ class Source:
 
 class ConsumerDied(ProcessorError):
     """librdkafka's consumer reported a fatal error; a new process starts clean."""
+
+
+def _incoming(message: Any) -> Incoming:
+    kind, timestamp = message.timestamp()
+    defect = None
+    try:
+        headers = message.headers() or ()
+    except Exception as error:  # a header's name that is not UTF-8
+        headers = ()
+        defect = Failure("bad_headers", f"the headers cannot be read: {type(error).__name__}: {error}")
+    return Incoming(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+        message.key(),
+        message.value(),
+        headers,
+        defect=defect,
+    )
 
 
 def _partition(partition: TopicPartition) -> Partition:

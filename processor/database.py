@@ -81,6 +81,8 @@ class Database:
         self._statements = statements
         self._one_at_a_time = asyncio.Lock()
         self._open = True
+        self._failed: QueuedWriteFailed | None = None
+        self._last_sent = asyncio.get_running_loop().time()
         self._groups: list[tuple[str, list[tuple[Any, ...]]]] = []
         self._newest_group_of_sql: dict[str, int] = {}
         self._newest_group_of_key: dict[object, int] = {}
@@ -140,22 +142,36 @@ class Database:
         self._written = []
         return True
 
+    def raise_failure(self) -> None:
+        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
+        if self._failed is not None:
+            raise self._failed
+
+    async def stay_awake(self, seconds: float) -> None:
+        """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
+        if asyncio.get_running_loop().time() - self._last_sent > seconds:
+            await self.fetchval("SELECT 1")
+
     async def flush(self) -> None:
+        self.raise_failure()
         if not self._groups:
             return
         groups, self._groups = self._groups, []
         self._newest_group_of_sql.clear()
         self._newest_group_of_key.clear()
-        self._sent = True
+        self._note_sent()
         for sql, arguments in groups:
+            if not arguments:  # withdrawn
+                continue
             try:
                 statement = await self._statements.prepare(sql)
                 if len(arguments) == 1:
                     await statement.fetch(*arguments[0])
-                elif arguments:
+                else:
                     await statement.executemany(arguments)
             except Exception as error:
-                raise QueuedWriteFailed(f"queued {sql.strip()[:60]!r}: {error}") from error
+                self._failed = QueuedWriteFailed(f"queued {sql.strip()[:60]!r}: {error}")
+                raise self._failed from error
 
     def close(self) -> None:
         self._open = False
@@ -163,8 +179,12 @@ class Database:
     async def _ready(self, sql: str) -> PreparedStatement[Record]:
         self._check(sql)
         await self.flush()
-        self._sent = True
+        self._note_sent()
         return await self._statements.prepare(sql)
+
+    def _note_sent(self) -> None:
+        self._sent = True
+        self._last_sent = asyncio.get_running_loop().time()
 
     def _check(self, sql: str) -> None:
         if not self._open:

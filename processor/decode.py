@@ -1,7 +1,8 @@
 """Bytes and headers to a `Record`, or to a `Record` with a `Failure` that keeps the evidence.
 
 Runs on the poll thread, so that batch N+1 is decoded while Postgres works on batch N. Pure, and
-it never raises for bad input: whatever a producer sends ends as a message with an outcome.
+it never raises: whatever a producer sends, and whatever a model's own validators make of it, ends
+as a message with an outcome.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MAX_ID_CHARS = 512
 # Integers that orjson would turn into floats without a word have at least 19 digits.
 _MAYBE_HUGE = re.compile(rb"\d{19}")
 _LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
+_MAX_EXPONENT = 400
 _INTEGERS = range(-(2**63), 2**64)
 
 
@@ -57,6 +59,7 @@ class Incoming:
     headers: Headers
     _document: Any = field(default=_UNPARSED)
     problem: BadValue | None = None
+    defect: Failure | None = None  # something about it that could not even be read
 
     def header(self, name: str) -> bytes | None:
         for key, value in reversed(self.headers):
@@ -117,11 +120,21 @@ def may_lose_digits(value: bytes) -> bool:
 def parse_exactly(value: bytes) -> Any:
     """JSON with every fraction as a Decimal: slower, and right to the last digit."""
     try:
-        return json.loads(value, parse_float=Decimal, parse_constant=_no_constant)
+        return json.loads(value, parse_float=_exact, parse_constant=_no_constant)
+    except BadValue:
+        raise
     except ValueError as error:
         raise BadValue("not_json", f"value is not JSON: {error}") from None
     except RecursionError:
         raise BadValue("not_json", "value is nested too deeply") from None
+
+
+def _exact(digits: str) -> Decimal:
+    """No exponent that would take minutes and gigabytes to write out as an integer."""
+    exponent = digits.lower().partition("e")[2].lstrip("+-0")
+    if len(exponent) > 3 or int(exponent or 0) > _MAX_EXPONENT:
+        raise BadValue("number_out_of_range", f"value holds a number beyond a double: {digits[:40]}")
+    return Decimal(digits)
 
 
 def _no_constant(name: str) -> None:
@@ -139,7 +152,9 @@ class Decoder:
 
     def decode(self, incoming: Incoming) -> Record:
         value = incoming.value
-        size = (len(value) if value else 0) + (len(incoming.key) if incoming.key else 0)
+        size = len(value or b"") + len(incoming.key or b"")
+        for name, text in incoming.headers:
+            size += len(name) + len(text or b"")
         failure: Failure | None = None
         decoded: Any = None
         type_: str | None = None
@@ -158,7 +173,9 @@ class Decoder:
                     decoded = route.value(incoming)
                 except BadValue as problem:
                     failure = problem.failure
-        failure = failure or id_failure
+                except Exception as error:  # from a validator of the handler's own model
+                    failure = Failure("undecodable", f"validating the value failed: {type(error).__name__}: {error}")
+        failure = failure or incoming.defect or id_failure
         message = Message(
             id_,
             type_,

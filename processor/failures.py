@@ -6,7 +6,6 @@ import random
 import traceback
 
 from processor import postgres
-from processor.database import QueuedWriteFailed
 from processor.records import Failure
 
 RETRIES = 8
@@ -36,6 +35,18 @@ class Culprit(Exception):
         self.failure = failure
 
 
+class Cut(Exception):
+    """The batch has to be committed in two: the records before this one, and those from it on."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class HandlerError(Exception):
+    """Wraps what came out of a handler or its queued writes, to tell it from trouble of our own."""
+
+
 class Unattributed(Exception):
     """Some record is at fault: run again in halves until it stands alone."""
 
@@ -47,21 +58,22 @@ class Unattributed(Exception):
 class Later(Exception):
     """Nobody is at fault: what comes before this record can be committed, the rest is run again after a while."""
 
-    def __init__(self, reason: str, after: float | None = None, index: int = 0) -> None:
+    def __init__(self, reason: str, after: float | None = None, index: int = 0, *, counted: bool = True) -> None:
         super().__init__(reason)
         self.after = after
         self.index = index
+        self.counted = counted  # False for an outage, which may last as long as it will
 
 
 def blames_the_message(error: Exception) -> bool:
     """Whether the record whose handler raised this is the one at fault."""
-    return not (isinstance(error, QueuedWriteFailed) or postgres.is_transient(error) or postgres.is_bystander(error))
+    return not (postgres.is_transient(error) or postgres.is_outage(error) or postgres.is_bystander(error))
 
 
 def failure_of(error: BaseException) -> Failure:
     if isinstance(error, Reject):
         return Failure("rejected", _text(str(error)))
-    state = postgres.sqlstate(error) or postgres.sqlstate(error.__cause__ or error)
+    state = postgres.sqlstate(error)
     detail = f"{type(error).__name__}: {error}" + (f" (SQLSTATE {state})" if state else "")
     trace = "".join(traceback.format_exception(error))
     return Failure("handler_error", _text(detail), _text(trace[-TRACEBACK_CHARS:]))

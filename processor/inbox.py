@@ -94,6 +94,7 @@ class Claims:
 
     mine: set[int] = field(default_factory=set)  # by index in the batch
     repeated: set[int] = field(default_factory=set)  # those that come again later in the same batch
+    cut_at: int | None = None  # the batch cannot go beyond this record, and nothing was claimed
     skipped: dict[Verdict, int] = field(default_factory=dict)
     collisions: list[Record] = field(default_factory=list)
 
@@ -116,7 +117,7 @@ class Inbox:
         by_id: dict[str, int] = {}
         colliding: list[int] = []
         for index, record in enumerate(records):
-            if record.route is not None and not record.route.inbox and record.failure is None:
+            if _without_inbox(record):
                 claims.mine.add(index)
                 continue
             if record.collided:
@@ -125,6 +126,10 @@ class Inbox:
             earlier = by_id.setdefault(record.message.id, index)
             if earlier == index:
                 continue
+            if records[earlier].failure is not None:
+                # Failed already, and what failed is never cached: the batch has to end before this one.
+                claims.cut_at = index
+                return claims
             if records[earlier].payload_hash == record.payload_hash:
                 claims.skip(Verdict.DUPLICATE)
                 claims.repeated.add(earlier)
@@ -143,12 +148,10 @@ class Inbox:
         """Keep the evidence. The rows of the same batch that were claimed as completed turn to failed."""
         if not failed:
             return
-        # Types without inbox may bring one id twice; one statement can set a row only once.
-        failed = list({record.message.id: record for record in failed}.values())
         failures = [record.failure or Failure("unknown", "") for record in failed]
         await connection.execute(
             FAIL,
-            *_columns(self._consumer, failed),
+            *_columns(self._consumer, failed, [_row_id(record) for record in failed]),
             [_error(failure) for failure in failures],
             [record.message.key for record in failed],
             [record.payload for record in failed],
@@ -175,7 +178,10 @@ class Inbox:
         """Read what is there under ids we did not get; returns the indices that collide."""
         colliding: list[int] = []
         to_take: dict[str, int] = {}
-        for row in await connection.fetch(LOOK_UP, self._consumer, list(lost)):
+        rows = await connection.fetch(LOOK_UP, self._consumer, list(lost))
+        if len(rows) < len(lost):
+            raise BusyElsewhere(next(id_ for id_ in lost if id_ not in {row["message_id"] for row in rows}))
+        for row in rows:
             index = lost[row["message_id"]]
             match _judge(records[index], row):
                 case Verdict.FAILED_BEFORE:
@@ -238,11 +244,20 @@ def _judge(record: Record, row: Row) -> Verdict:
     return Verdict.DUPLICATE
 
 
-def _columns(consumer: str, records: Sequence[Record]) -> tuple[Any, ...]:
+def _without_inbox(record: Record) -> bool:
+    return record.route is not None and not record.route.inbox
+
+
+def _row_id(record: Record) -> str:
+    """Where a failure is kept. A type without inbox must not touch the row of a message that has one."""
+    return f"{record.message.id}~{record.coordinates}" if _without_inbox(record) else record.message.id
+
+
+def _columns(consumer: str, records: Sequence[Record], ids: Sequence[str] | None = None) -> tuple[Any, ...]:
     messages = [record.message for record in records]
     return (
         consumer,
-        [message.id for message in messages],
+        ids or [message.id for message in messages],
         [message.topic for message in messages],
         [message.partition for message in messages],
         [message.offset for message in messages],

@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,7 +25,7 @@ from processor.consumer import Assignment, Source, assignments_of
 from processor.database import Database
 from processor.decode import Decoder
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
-from processor.failures import Culprit, Later, Reject, Retry, Unattributed
+from processor.failures import Culprit, Cut, HandlerError, Later, Reject, Retry, Unattributed
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
@@ -57,7 +57,8 @@ class Part:
     """What is tried in one transaction: a batch, or a piece of one that did not go through whole."""
 
     records: list[Record]
-    tries: int = 0
+    tries: int = 0  # that count against the retries
+    delays: int = 0
     delay: float = 0.0
 
     def split(self, index: int) -> list[Part]:
@@ -91,7 +92,7 @@ class Engine:
         self._source = Source(settings, Decoder(settings.message, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._work_session = postgres.Session(settings, "work")
-        self._control = postgres.Session(settings, "control")
+        self._control = postgres.Session(settings, "control", retried=True)
         self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
         self._inbox = Inbox(self._consumer, settings.message.on_collision)
         self._ledger = Ledger(self._consumer, f"{socket.gethostname()}:{os.getpid()}")
@@ -171,11 +172,17 @@ class Engine:
                 part = parts.popleft()
                 try:
                     await self._unless_lost(self._commit(part), used)
+                except Cut as cut:
+                    parts.extendleft(reversed(part.split(cut.index)))
                 except Culprit as culprit:
                     part.records[culprit.index].failure = culprit.failure
                     parts.extendleft(reversed(part.split(culprit.index + 1)))
                 except Unattributed as problem:
                     if len(part.records) == 1:
+                        if part.records[0].failure is not None:
+                            raise Halt(
+                                f"{part.records[0].coordinates}: not even its failure can be stored: {problem}"
+                            ) from problem
                         part.records[0].failure = problem.failure
                     halves = part.split(len(part.records) // 2)
                     for half in halves:
@@ -183,10 +190,11 @@ class Engine:
                     parts.extendleft(reversed(halves))
                 except Later as later:
                     pieces = part.split(later.index)
-                    pieces[-1].tries = part.tries + 1
-                    pieces[-1].delay = failures.backoff(pieces[-1].tries, later.after)
+                    pieces[-1].tries = part.tries + later.counted
+                    pieces[-1].delays = part.delays + 1
                     parts.extendleft(reversed(pieces))
-                    log.info("batch_retried", reason=str(later), tries=part.tries + 1, records=len(part.records))
+                    pieces[-1].delay = failures.backoff(pieces[-1].delays, later.after)
+                    log.info("batch_retried", reason=str(later), times=pieces[-1].delays, records=len(part.records))
         finally:
             self._source.release(used)
 
@@ -204,6 +212,8 @@ class Engine:
             try:
                 failpoints.reach("before_claim")
                 claims = await self._inbox.claim(connection, records)
+                if claims.cut_at is not None:
+                    raise Cut(claims.cut_at)
                 failpoints.reach("after_claim")
                 work = await self._handle(part, claims)
                 failpoints.reach("after_handlers")
@@ -222,9 +232,6 @@ class Engine:
             failpoints.reach("before_postgres_commit")
             try:
                 await transaction.commit()
-            except TimeoutError as error:
-                await self._work_session.drop()
-                raise ConnectionLost("no answer to COMMIT in time") from error
             except Exception as error:
                 # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
                 self._raise_attributed(error, part)
@@ -240,6 +247,7 @@ class Engine:
         database = Database(self._work_session.statements)
         records = part.records
         ours = [i for i in sorted(claims.mine) if records[i].failure is None]
+        idle_at_most = self._settings.database.idle_in_transaction_timeout_ms / 3000
         try:
             for route, indices in groupby(ours, key=lambda i: records[i].route):
                 assert route is not None
@@ -247,6 +255,7 @@ class Engine:
                     await self._handle_batch(route, part, list(indices), database, work)
                     continue
                 for index in indices:
+                    await database.stay_awake(idle_at_most)
                     failure = await self._handle_one(route, part, index, database, work)
                     if failure is None:
                         continue
@@ -256,6 +265,8 @@ class Engine:
                         raise Culprit(index, failure)
                     records[index].failure = failure
             await database.flush()
+        except Exception as error:
+            raise HandlerError from error
         finally:
             database.close()
         return work
@@ -266,7 +277,8 @@ class Engine:
         key = record.message.key
         database.serve(record if key is None else (record.message.partition, key))
         try:
-            returned = dispatch.returned_for_one(record, await route.handler(record.message, database))
+            returned = dispatch.returned_for_one(record, await _called(route.handler(record.message, database)))
+            database.raise_failure()
             await self._collect(record, returned, work)
         except Retry as retry:
             record.retries += 1
@@ -274,6 +286,7 @@ class Engine:
                 return failures.failure_of(retry)
             raise Later(f"{route.name}: {retry}", retry.after, index) from retry
         except Exception as error:
+            database.raise_failure()
             if isinstance(error, ProcessorError) or self._work_session.broken(error):
                 raise
             if not failures.blames_the_message(error):
@@ -285,8 +298,9 @@ class Engine:
         records = [part.records[index] for index in indices]
         database.serve(route)
         returned = dispatch.returned_for_batch(
-            records, await route.handler([record.message for record in records], database)
+            records, await _called(route.handler([record.message for record in records], database))
         )
+        database.raise_failure()
         for index, answer in sorted(returned.items()):
             await self._collect(records[index], answer, work)
 
@@ -338,15 +352,28 @@ class Engine:
 
     def _raise_attributed(self, error: Exception, part: Part) -> NoReturn:
         """Raise an error as `_process` needs it: whose fault it is, or whether to come again."""
-        if isinstance(error, ProcessorError | Culprit | Later) or self._work_session.broken(error):
+        in_handler = isinstance(error, HandlerError)
+        if isinstance(error, HandlerError):
+            assert isinstance(error.__cause__, Exception)
+            error = error.__cause__
+        if isinstance(error, ProcessorError | Culprit | Cut | Later) or self._work_session.broken(error):
             raise error
+        text = f"{type(error).__name__}: {error}"
         if isinstance(error, BusyElsewhere):
-            raise Later(f"message {error} is being processed elsewhere") from error
-        if isinstance(error, Retry):  # from a batch handler
-            if part.tries < failures.RETRIES:
+            raise Later(f"message {error} is being processed elsewhere", counted=False) from error
+        if postgres.is_outage(error):
+            raise Later(text, counted=False) from error
+        if in_handler:
+            if isinstance(error, Retry) and part.tries < failures.RETRIES:  # from a batch handler
                 raise Later(str(error), error.after) from error
-        elif postgres.is_transient(error) and part.tries < failures.RETRIES:
-            raise Later(f"{type(error).__name__}: {error}") from error
+            if postgres.is_transient(error) and part.tries < failures.RETRIES:
+                raise Later(text) from error
+        elif isinstance(error, TimeoutError):
+            raise ConnectionLost("the database does not answer in time") from error
+        elif postgres.is_transient(error):  # of our own statements: whatever it is, no message is to blame
+            raise Later(text, counted=False) from error
+        elif not postgres.is_about_data(error):
+            raise error
         raise Unattributed(failures.failure_of(error)) from error
 
     async def _unless_lost(self, work: Coroutine[Any, Any, None], used: Sequence[Assignment]) -> None:
@@ -391,6 +418,11 @@ class Engine:
             for assignment, share in shares.items():
                 if share.outputs is not None:
                     self._unmarked[assignment] = share.next_offset
+        except ProcessorError:
+            raise
+        except Exception as error:  # a bug; the ledger has the outputs, and recovery may be luckier with them
+            log.exception("publication_failed")
+            raise BatchAborted(f"publishing failed: {type(error).__name__}: {error}") from error
         finally:
             self._source.release(shares)
 
@@ -406,7 +438,7 @@ class Engine:
         sent = [(a.partition, a.epoch, next_offset) for a, next_offset in self._unmarked.items() if a.owned]
         self._unmarked.clear()
         if sent:
-            async with self._work_session.use() as connection:
+            async with self._control.use() as connection:
                 await self._ledger.mark_sent(connection, sent)
 
     # --- taking partitions, and the way back from trouble ---
@@ -460,7 +492,8 @@ class Engine:
             await self._publisher.publish((), known, _still_owned(assignments))
         # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
-            rows = await self._ledger.raise_epochs(connection, dict.fromkeys(partitions, 0))
+            newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
+            rows = await self._ledger.raise_epochs(connection, newest)
         logs = await asyncio.to_thread(self._cluster.logs, partitions)
         steps = {
             assignment: recovery.decide(
@@ -476,12 +509,8 @@ class Engine:
         async with self._control.use() as connection:
             for assignment, step in steps.items():
                 partition = assignment.partition
-                row, seen = rows.get(partition), committed[partition]
-                newest = (seen.epoch if seen else None) or 0
-                assignment.epoch = row.epoch if row else newest + 1
-                if row is not None and newest >= row.epoch:
-                    raised = await self._ledger.raise_epochs(connection, {partition: newest})
-                    assignment.epoch = raised[partition].epoch
+                row = rows.get(partition)
+                assignment.epoch = row.epoch if row else newest[partition] + 1
                 if step.create and not await self._ledger.create(
                     connection, partition, assignment.epoch, logs[partition].topic_id, step.start
                 ):
@@ -541,7 +570,6 @@ class Engine:
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""
         try:
-            await self._published()
             await self._mark_sent()
         except Trouble as trouble:
             log.warning("left_to_recovery", reason=str(trouble))
@@ -589,6 +617,17 @@ class Engine:
 
 def _name(record: Record) -> str:
     return record.route.name if record.route else "no handler"
+
+
+async def _called(handler: Awaitable[Any]) -> Any:
+    """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
+    try:
+        return await handler
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("the handler let a cancellation through") from error
 
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.

@@ -11,7 +11,7 @@ with every batch, free of code to run on reading, and independent of versions of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -26,6 +26,9 @@ CAUSATION_ID = "causation-id"
 CORRELATION_ID = "correlation-id"
 TRACEPARENT = "traceparent"
 TYPE = "type"
+
+# Two lengths, of at most five bytes each.
+HEADER_OVERHEAD = 10
 
 _FORMAT = 1
 
@@ -42,7 +45,7 @@ class Outgoing:
 
     @property
     def size(self) -> int:
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        headers = sum(len(name.encode()) + len(value or b"") + HEADER_OVERHEAD for name, value in self.headers)
         return len(self.value or b"") + len(self.key or b"") + headers
 
 
@@ -60,8 +63,8 @@ def encode(output: Output, cause: Message[Any], index: int, consumer: str) -> Ou
     if output.type is not None:
         headers[TYPE] = output.type.encode()
     for name, value in (output.headers or {}).items():
-        headers[name] = value.encode() if isinstance(value, str) else value
-    return Outgoing(cause.offset, output.topic, _key(output.key), _value(output.value), list(headers.items()))
+        headers[name] = _bytes(f"header {name!r}", value)
+    return Outgoing(cause.offset, output.topic, _bytes("key", output.key), _value(output.value), list(headers.items()))
 
 
 def message_id(consumer: str, cause_id: str, index: int) -> str:
@@ -124,16 +127,12 @@ def unpack(blob: bytes | None) -> list[Outgoing]:
     ]
 
 
-def total_size(outputs: Iterable[Outgoing]) -> int:
-    return sum(output.size for output in outputs)
-
-
-def _key(key: bytes | str | None) -> bytes | None:
-    if isinstance(key, str):
-        return key.encode()
-    if key is None or isinstance(key, bytes):
-        return key
-    raise TypeError(f"an Output's key must be bytes, text or None, not {type(key).__name__}")
+def _bytes(what: str, value: bytes | str | None) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode()
+    if value is None or isinstance(value, bytes):
+        return value
+    raise TypeError(f"an Output's {what} must be bytes, text or None, not {type(value).__name__}")
 
 
 def _value(value: Any) -> bytes | None:

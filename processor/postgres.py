@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from processor.database import Statements
-from processor.errors import ConnectionLost, SetupError
+from processor.errors import BatchAborted, ConnectionLost, SetupError
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -19,45 +19,72 @@ if TYPE_CHECKING:
 
 TERMINATE_SECONDS = 5.0
 
-# Worth another try as they are: serialization failure, deadlock, lock not available, out of
-# resources, cancelled by a time-out, a stale plan.
-_TRANSIENT = ("40001", "40P01", "55P03", "53", "57014", "0A000")
+# Worth another try as they are: serialization failure, deadlock, lock not available, cancelled, a stale plan.
+_TRANSIENT = ("40001", "40P01", "55P03", "57014", "0A000")
+# Nobody's fault and not over at once: read-only, out of resources, trouble of the system.
+_OUTAGE = ("25006", "53", "58")
 # The connection is of no use any more, whatever asyncpg still thinks of it.
 _GONE = ("08", "57P", "25P03")
 # A statement in a transaction that failed earlier: whoever is told is not who did it.
 _BYSTANDER = ("25P02",)
+# What was to be stored cannot be: bad values, constraints, limits.
+_DATA = ("21", "22", "23", "54")
 # Trying again changes nothing: wrong user, password or database name.
 _REFUSED = ("28", "3D000", "42501")
 
 
 def sqlstate(error: BaseException) -> str | None:
-    return getattr(error, "sqlstate", None)
+    """Also where a handler has wrapped the error in its own."""
+    return next((state for one in _chain(error) if (state := getattr(one, "sqlstate", None))), None)
 
 
 def is_transient(error: BaseException) -> bool:
-    return _has_state(error, _TRANSIENT)
+    return _has_state(error, _TRANSIENT) or any(isinstance(one, TimeoutError) for one in _chain(error))
+
+
+def is_outage(error: BaseException) -> bool:
+    return _has_state(error, _OUTAGE)
 
 
 def is_bystander(error: BaseException) -> bool:
     return _has_state(error, _BYSTANDER)
 
 
-def _has_state(error: BaseException | None, states: tuple[str, ...]) -> bool:
-    """Looks through the chain of causes: a handler may have wrapped the error in its own."""
-    while error is not None:
-        if (sqlstate(error) or "-").startswith(states):
-            return True
-        error = error.__cause__
-    return False
+def is_about_data(error: BaseException) -> bool:
+    """Postgres refused a value; asyncpg refuses some by itself, before they are sent."""
+    return _has_state(error, _DATA) or isinstance(error, asyncpg.DataError | asyncpg.InterfaceError)
+
+
+def _has_state(error: BaseException, states: tuple[str, ...]) -> bool:
+    return any((getattr(one, "sqlstate", None) or "-").startswith(states) for one in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and the members of groups."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
 
 
 class Session:
-    """One connection at a time, replaced when it breaks; one user at a time."""
+    """One connection at a time, replaced when it breaks; one user at a time.
 
-    def __init__(self, settings: Settings, role: str) -> None:
+    `retried` says that whoever uses it comes again anyway: then what may pass becomes BatchAborted.
+    """
+
+    def __init__(self, settings: Settings, role: str, *, retried: bool = False) -> None:
         self._settings = settings
         self._kwargs: dict[str, Any] = settings.database.connect_kwargs(settings.consumer)
         self._role = role
+        self._retried = retried
         self._connection: Connection[Record] | None = None
         self._turn = asyncio.Lock()
         self._met = False  # whether the database has ever let us in
@@ -75,10 +102,15 @@ class Session:
                 await self.drop()
                 raise
             except Exception as error:
+                if isinstance(error, ConnectionLost):
+                    await self.drop()
+                    raise
                 if self.broken(error):
                     await self.drop()
                     raise ConnectionLost(f"database connection ({self._role}) lost: {_one_line(error)}") from error
                 self.statements.forget()
+                if self._retried and (is_transient(error) or is_outage(error)):
+                    raise BatchAborted(f"database ({self._role}): {_one_line(error)}") from error
                 raise
 
     def broken(self, error: BaseException) -> bool:

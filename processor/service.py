@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 
 import structlog
 import uvloop
@@ -48,6 +49,8 @@ async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
     try:
         await running
     except asyncio.CancelledError:
+        if not stop.begun:
+            raise
         log.warning("stopped_with_work_rolled_back")
     finally:
         stop.over()
@@ -60,24 +63,29 @@ class _Stop:
         self._engine = engine
         self._running = running
         self._seconds = seconds
-        self._timers: list[asyncio.TimerHandle] = []
+        self._grace: asyncio.TimerHandle | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._grace is not None
 
     def asked(self, number: signal.Signals | None = None) -> None:
         reason = number.name if number else "supervisor gone"
-        if self._timers:
+        if self.begun:
             log.warning("stopping_at_once", reason=reason)
             _exit(128 + (number or signal.SIGTERM))
         log.info("stopping", reason=reason, seconds_at_most=self._seconds)
-        loop = asyncio.get_running_loop()
-        self._timers = [
-            loop.call_later(self._seconds * GRACE, self._running.cancel),
-            loop.call_later(self._seconds, self._give_up),
-        ]
+        self._grace = asyncio.get_running_loop().call_later(self._seconds * GRACE, self._running.cancel)
+        # A thread, because the end of the loop is not the end of the process: threads that wait for a
+        # broker are joined after it.
+        deadline = threading.Timer(self._seconds, self._give_up)
+        deadline.daemon = True
+        deadline.start()
         self._engine.stop()
 
     def over(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
 
     def _give_up(self) -> None:
         log.warning("stop_timed_out", note="the next start repairs what was left")

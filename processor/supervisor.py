@@ -87,6 +87,8 @@ class _Supervisor:
             )
             self._processes.add(process)
             log.info("worker_started", worker=index, pid=process.pid)
+            if self._stopping.is_set():  # while it was being started
+                process.send_signal(signal.SIGTERM)
             code = await process.wait()
             self._processes.discard(process)
             if self._stopping.is_set():

@@ -148,8 +148,8 @@ class Publisher:
         # Metadata first, ownership second. If the group has moved on in between, the metadata is old and
         # the broker refuses it; if the metadata is new, losing the partition has cleared its flag before.
         group = self._group_metadata()
-        if not still_owned():
-            raise Fenced("a partition was lost before its outputs were sent; its new owner sends them")
+        if group is None or not still_owned():
+            raise Fenced("the group or a partition was left before the outputs were sent; the new owner sends them")
         producer = self._producer
         assert producer is not None
         self._call("beginning a transaction", producer.begin_transaction)

@@ -122,12 +122,13 @@ def test_a_killed_worker_is_replaced_and_one_sigterm_stops_all(deployment: Deplo
     feed = deployed.feed()
     with feed.flowing(rate=300):
         supervisor = start(deployed, "--workers", "2")
-        supervisor.wait_for("partitions_assigned", count=2)
+        supervisor.wait_for("started", count=2)
+        supervisor.wait_for("partition_ready")
         victim = supervisor.workers()[0]
         supervisor.kill_worker(victim)
         supervisor.wait_for("worker_ended", pid=victim, exit_code=-signal.SIGKILL)
-        supervisor.wait_for("worker_started", count=3)
-        supervisor.wait_for("started", count=3)
+        replacement = supervisor.wait_for("worker_started", count=3)["pid"]
+        supervisor.wait_for("started", pid=replacement)
     deployed.verifier().assert_exactly_once()
     supervisor.terminate()
     assert supervisor.wait() == 0, supervisor.tail()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from typing import Any
@@ -150,3 +151,39 @@ async def fails_first(message: Message[Any], db: Database) -> None:
     db.write(INSERT, _what(message))
     if message.id == "m" and calls["m"] == 1:
         raise RuntimeError("the first time never works")
+
+
+async def queue_odd(message: Message[Any], db: Database) -> None:
+    """Queues an argument of the wrong type, which asyncpg refuses without asking Postgres."""
+    calls[message.id] += 1
+    db.write(INSERT, 5 if message.id in failing else _what(message))
+
+
+async def read_and_swallow(message: Message[Any], db: Database) -> None:
+    calls[message.id] += 1
+    with contextlib.suppress(Exception):
+        await db.fetchval("SELECT 1")
+
+
+async def wait_a_little(message: Message[Any], db: Database) -> None:
+    calls[message.id] += 1
+    db.write(INSERT, _what(message))
+    await asyncio.sleep(0.1)
+
+
+async def slow_statement(message: Message[Any], db: Database) -> None:
+    """Too slow for its time-out the first time."""
+    calls[message.id] += 1
+    await db.fetchval("SELECT pg_sleep($1)", 5.0 if calls[message.id] == 1 else 0.0)
+    await db.execute(INSERT, _what(message))
+
+
+async def cancelled(message: Message[Any], db: Database) -> None:
+    await db.execute(INSERT, _what(message))
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def rejected(message: Message[Any], db: Database) -> None:
+    raise Reject("as told")

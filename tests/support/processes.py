@@ -139,7 +139,8 @@ class Process:
     def tail(self) -> str:
         """The last lines of its log, for the message of a failure."""
         with self._changed:
-            return "\n  " + "\n  ".join(json.dumps(event) for event in self._events[-TAIL:])
+            telling = [event for event in self._events if not str(event.get("event")).startswith("FAIL [")]
+            return "\n  " + "\n  ".join(json.dumps(event) for event in telling[-TAIL:])
 
     def _read(self) -> None:
         assert self._process.stderr is not None

@@ -7,7 +7,6 @@ import pytest
 from confluent_kafka import KafkaError
 
 from processor import failures, postgres
-from processor.database import QueuedWriteFailed
 from processor.failures import Reject, Retry
 from processor.transaction import Verdict, classify
 
@@ -43,6 +42,7 @@ def test_kafka_error_asks_for_one_thing(
         (asyncpg.DeadlockDetectedError("x"), True),
         (asyncpg.LockNotAvailableError("x"), True),
         (asyncpg.QueryCanceledError("x"), True),
+        (TimeoutError(), True),
         (asyncpg.UniqueViolationError("deadlock serialization failure"), False),
         (RuntimeError("deadlock detected"), False),
     ],
@@ -56,11 +56,14 @@ def test_error_wrapped_by_a_handler_is_still_seen() -> None:
     wrapped = RuntimeError("could not reserve")
     wrapped.__cause__ = asyncpg.DeadlockDetectedError("x")
     assert postgres.is_transient(wrapped)
+    assert postgres.is_transient(ExceptionGroup("several", [ValueError(), wrapped]))
+    hidden = RuntimeError("while handling")
+    hidden.__context__ = asyncpg.SerializationError("x")
+    assert postgres.is_transient(hidden)
 
 
 def test_bystanders_are_not_blamed() -> None:
     assert not failures.blames_the_message(asyncpg.InFailedSQLTransactionError("x"))
-    assert not failures.blames_the_message(QueuedWriteFailed("x"))
     assert failures.blames_the_message(ValueError("x"))
 
 

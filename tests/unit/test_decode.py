@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import orjson
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
 from processor.config import MessageSettings
@@ -21,6 +21,15 @@ from processor.records import Record
 class Model(BaseModel):
     amount: Decimal
     count: int
+
+
+class Careless(BaseModel):
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return {"known": "fine"}[name]
 
 
 @dataclass
@@ -36,6 +45,7 @@ async def untyped(message, db): ...  # type: ignore[no-untyped-def]
 async def bare(message: Message[Any], db: Database) -> None: ...
 async def as_dict(message: Message[dict[str, Any]], db: Database) -> None: ...
 async def as_model(message: Message[Model], db: Database) -> None: ...
+async def as_careless(message: Message[Careless], db: Database) -> None: ...
 async def as_dataclass(message: Message[Plain], db: Database) -> None: ...
 async def as_typed_dict(message: Message[Typed], db: Database) -> None: ...
 async def as_bytes(message: Message[bytes], db: Database) -> None: ...
@@ -105,6 +115,10 @@ def test_money_keeps_every_digit() -> None:
         (b'{"count": 99999999999999999999999999999999}', as_dict, "number_out_of_range"),
         (b'{"count": -9223372036854775809}', as_dict, "number_out_of_range"),
         (b'{"count": 1e999}', as_dict, "not_json"),
+        (b'{"amount": 1e9999999999999999999, "count": 1234567890123456}', as_model, "number_out_of_range"),
+        (b'{"amount": 1, "count": 1e999999999, "ref": 1234567890123456}', as_model, "number_out_of_range"),
+        (b'{"count": 1e999999999}', as_model, "wrong_shape"),
+        (b'{"name": "missing"}', as_careless, "undecodable"),
         (None, as_model, "null_value"),
         (b"x" * 2000, as_bytes, "oversized"),
         (b'{"a":"' + b"x" * 2000 + b'"}', as_dict, "oversized"),

@@ -92,7 +92,19 @@ def test_value_is_encoded_by_kind(value: Any, expected: bytes | None) -> None:
     assert outputs.encode(Output("out", value), cause(), 0, "c").value == expected
 
 
-@pytest.mark.parametrize("output", [Output("", 1), Output("out", object()), Output("out", 1, key=5)])  # type: ignore[arg-type]
+BAD_KEY: Any = 5
+BAD_HEADER: Any = bytearray()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        Output("", 1),
+        Output("out", object()),
+        Output("out", 1, key=BAD_KEY),
+        Output("out", 1, headers={"h": BAD_HEADER}),
+    ],
+)
 def test_output_that_cannot_be_sent_is_refused(output: Output) -> None:
     with pytest.raises(TypeError):
         outputs.encode(output, cause(), 0, "c")
