@@ -372,7 +372,7 @@ class Engine:
             raise ConnectionLost("the database does not answer in time") from error
         elif postgres.is_transient(error):  # of our own statements: whatever it is, no message is to blame
             raise Later(text, counted=False) from error
-        elif not postgres.is_about_data(error):
+        elif not postgres.is_about_data(error) and not postgres.is_bystander(error):
             raise error
         raise Unattributed(failures.failure_of(error)) from error
 
