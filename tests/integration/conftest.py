@@ -37,5 +37,5 @@ def bench(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Make
 
 def _full(handler: Any) -> Any:
     if isinstance(handler, str):
-        return f"tests.support.handlers:{handler}"
+        return handler if ":" in handler else f"tests.support.handlers:{handler}"
     return {**handler, "call": f"tests.support.handlers:{handler['call']}"}
