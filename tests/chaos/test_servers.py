@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.conftest import Fragile
 from tests.conftest import Deploy, Start
 from tests.support import sql
-from tests.support.proxy import Proxy, is_end_of_transaction, is_postgres_commit, postgres_frame
+from tests.support.proxy import Proxy, asks_for_offsets, is_end_of_transaction, is_postgres_commit, postgres_frame
 
 CUT_SECONDS = 30.0
 
@@ -74,3 +74,20 @@ def test_postgres_and_the_broker_are_killed_under_load_and_the_processor_goes_on
     verifier.assert_exactly_once()
     process.terminate()
     assert process.wait() == 0, process.tail()
+
+
+def test_an_answer_that_comes_late_does_not_move_the_position(
+    fragile: Fragile, deployment: Deploy, start: Start
+) -> None:
+    """librdkafka asks where a log ends if told to start there, and goes there whenever the answer comes."""
+    deployed = deployment(stack=fragile.addresses, database=fragile.databases.migrated())
+    verifier = deployed.verifier()
+    feed = deployed.feed()
+    feed.send(400)
+    fragile.broker.hold(lambda request: asks_for_offsets(request, deployed.consumer))
+    start(deployed)
+    verifier.assert_exactly_once()
+    with feed.flowing(rate=300):
+        fragile.broker.release()
+        verifier.wait_until_committed(600)
+    verifier.assert_exactly_once(20)

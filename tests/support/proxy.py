@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CHUNK = 65536
 LOOPBACK = "127.0.0.1"
@@ -42,6 +42,12 @@ def is_postgres_commit(frame: bytes) -> bool:
     return frame[:1] == b"Q" and frame[5:].rstrip(b"\0").strip().rstrip(b";").upper() == b"COMMIT"
 
 
+def asks_for_offsets(frame: bytes, client_id: str) -> bool:
+    """Kafka's ListOffsets request of this client: where does the log begin or end?"""
+    key, _version, _correlation, size = struct.unpack_from(">hhih", frame, 4)
+    return bool(key == 2 and frame[14 : 14 + size] == client_id.encode())
+
+
 def is_end_of_transaction(frame: bytes) -> bool:
     """Kafka's EndTxn request: commit or abort."""
     return bool(struct.unpack_from(">h", frame, 4)[0] == 26)
@@ -56,6 +62,19 @@ class Trap:
     passes_left: int
 
 
+@dataclass(eq=False)
+class Connection:
+    client: socket.socket
+    server: socket.socket
+    doomed: threading.Event = field(default_factory=threading.Event)
+    held: set[bytes] = field(default_factory=set)  # correlation ids of requests whose answers are to wait
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, data: bytes) -> None:
+        with self.sending:
+            self.client.sendall(data)
+
+
 class Proxy:
     """Listens on `port` and connects each client to the target."""
 
@@ -64,6 +83,8 @@ class Proxy:
         self.sprung = threading.Event()  # a connection was cut
         self._framing = framing
         self._trap: Trap | None = None
+        self._hold: Callable[[bytes], bool] | None = None
+        self._kept: list[tuple[Connection, bytes]] = []
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -79,6 +100,21 @@ class Proxy:
         self.sprung.clear()
         with self._lock:
             self._trap = Trap(matches, forward, number)
+
+    def hold(self, matches: Callable[[bytes], bool]) -> None:
+        """Keep back the answers to such requests of Kafka clients, and only those, until `release`."""
+        with self._lock:
+            self._hold = matches
+
+    def release(self) -> int:
+        """Deliver what was kept back; returns how many answers that were."""
+        with self._lock:
+            self._hold = None
+            kept, self._kept = self._kept, []
+        for connection, answer in kept:
+            with suppress(OSError):
+                connection.answer(answer)
+        return len(kept)
 
     def close(self) -> None:
         with self._lock:
@@ -115,38 +151,53 @@ class Proxy:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets |= {client, server}
-            doomed = threading.Event()
-            self._start(self._requests, client, server, doomed)
-            self._start(self._answers, client, server, doomed)
+            connection = Connection(client, server)
+            self._start(self._requests, connection)
+            self._start(self._answers, connection)
 
-    def _requests(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+    def _requests(self, connection: Connection) -> None:
         with suppress(OSError):
-            for frame in self._frames(client):
+            for frame in self._frames(connection.client):
+                if self._hold is not None and self._hold(frame):
+                    connection.held.add(frame[8:12])
                 trap = self._caught(frame)
                 if trap is None:
-                    server.sendall(frame)
+                    connection.server.sendall(frame)
                 elif trap.forward:
-                    doomed.set()
-                    server.sendall(frame)
+                    connection.doomed.set()
+                    connection.server.sendall(frame)
                 else:
                     self.sprung.set()
                     break
-        self._cut(client, server, unless=doomed)
+        if not connection.doomed.is_set():  # else the answer is still awaited; whoever gets it cuts
+            self._cut(connection)
 
-    def _answers(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+    def _answers(self, connection: Connection) -> None:
         with suppress(OSError):
-            while data := server.recv(CHUNK):
-                if doomed.is_set():
+            for answer in self._received(connection.server):
+                if connection.doomed.is_set():
                     # The server has answered, so it has done it; nobody will hear of it.
                     self.sprung.set()
                     break
-                client.sendall(data)
-        self._cut(client, server)
+                if answer[4:8] in connection.held:
+                    with self._lock:
+                        self._kept.append((connection, answer))
+                else:
+                    connection.answer(answer)
+        self._cut(connection)
 
-    def _frames(self, client: socket.socket) -> Iterator[bytes]:
+    def _received(self, server: socket.socket) -> Iterator[bytes]:
+        """Whole answers where their frames are known, else what comes as it comes."""
+        if self._framing is kafka_frame:
+            yield from self._frames(server)
+        else:
+            while data := server.recv(CHUNK):
+                yield data
+
+    def _frames(self, sender: socket.socket) -> Iterator[bytes]:
         data = b""
         number = 0
-        while received := client.recv(CHUNK):
+        while received := sender.recv(CHUNK):
             data += received
             while (size := self._framing(data, number)) is not None:
                 yield data[:size]
@@ -164,13 +215,11 @@ class Proxy:
             self._trap = None
             return trap
 
-    def _cut(self, client: socket.socket, server: socket.socket, unless: threading.Event | None = None) -> None:
-        if unless is not None and unless.is_set():
-            return  # the answer is still awaited; whoever gets it cuts
-        for one in (client, server):
+    def _cut(self, connection: Connection) -> None:
+        for one in (connection.client, connection.server):
             _break(one)
         with self._lock:
-            self._sockets -= {client, server}
+            self._sockets -= {connection.client, connection.server}
 
 
 def _break(one: socket.socket) -> None:

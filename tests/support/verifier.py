@@ -18,9 +18,9 @@ from typing import Any
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
+    KafkaException,
     Message,
     TopicPartition,
 )
@@ -72,6 +72,16 @@ class Verifier:
         self._output = output_topic
         self._group = group
         self._database = database
+        # Asks about the group without ever joining it.
+        self._group_reader = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": group,
+                "isolation.level": "read_uncommitted",
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
 
     def assert_exactly_once(self, seconds: float = 45.0) -> Report:
@@ -98,9 +108,18 @@ class Verifier:
     def committed(self) -> dict[int, int]:
         """What the group has committed; offsets in a transaction that is still open do not count."""
         parts = [TopicPartition(self._input, number) for number in self._partitions(self._input)]
-        asked = ConsumerGroupTopicPartitions(self._group, parts)
-        answer = self._admin.list_consumer_group_offsets([asked])[self._group].result()
-        return {at.partition: at.offset for at in answer.topic_partitions if at.offset >= 0}
+        found: dict[int, int] = {}
+
+        def answered() -> bool:
+            try:
+                answer = self._group_reader.committed(parts, READ_SECONDS)
+            except KafkaException:  # the coordinator is on its way up
+                return False
+            found.update({at.partition: at.offset for at in answer if at.offset >= 0})
+            return True
+
+        eventually(answered, READ_SECONDS, "an answer of the group's coordinator")
+        return found
 
     def open_transactions(self) -> list[int]:
         """Partitions of the output where committed readers stand still before the end."""
