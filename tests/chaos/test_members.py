@@ -47,8 +47,6 @@ ZOMBIES = [
     ("classic", "after_handlers"),
     ("consumer", "after_ledger"),
     ("classic", "after_postgres_commit"),
-    ("consumer", "after_postgres_commit"),
-    ("classic", "after_produce"),
     ("consumer", "after_produce"),
     ("classic", "after_offsets"),
     ("consumer", "before_kafka_commit"),

@@ -54,7 +54,7 @@ def test_a_rewind_to_the_beginning_applies_and_sends_nothing_again(
     verifier.assert_exactly_once()
 
 
-@pytest.mark.parametrize("point", ["after_claim", "after_postgres_commit", "before_kafka_commit"])
+@pytest.mark.parametrize("point", ["after_postgres_commit", "before_kafka_commit"])
 def test_a_rewind_after_a_crash_applies_and_sends_nothing_again(
     point: str, local_stack: Stack, deployment: Deploy, start: Start
 ) -> None:
