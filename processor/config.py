@@ -159,6 +159,9 @@ class KafkaSettings(_Table):
             "transaction.timeout.ms": self.transaction_timeout_ms,
             "enable.idempotence": True,
             "acks": "all",
+            # With the default, librdkafka 2.16 never returns from send_offsets_to_transaction when the last known
+            # broker dies during the call, whatever its time-out.
+            "metadata.recovery.strategy": "none",
         }
         return self._config("producer", {"client.id": transactional_id, "linger.ms": 0}, fixed)
 

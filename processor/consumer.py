@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import (
-    OFFSET_END,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
@@ -221,10 +220,10 @@ class Source:
                 raise
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # Recovery finds out where to start; until then the partitions are paused. OFFSET_END never
-        # asks for a reset, whatever the log looks like.
+        # Recovery finds out where to start; until then the partitions are paused. An absolute offset, whichever: for
+        # a logical one librdkafka asks the broker, and when the answer comes after our seek it asks again and jumps.
         for partition in partitions:
-            partition.offset = OFFSET_END
+            partition.offset = 0
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
         with self._changed:
@@ -315,10 +314,10 @@ class Source:
         decoded: list[tuple[Assignment, Record]] = []
         for message in messages:
             error = message.error()
-            if error is not None:
-                self._report(error)
-                continue
             assignment = self._assignments.get((message.topic(), message.partition()))  # type: ignore[call-overload]
+            if error is not None:
+                self._report(error, assignment)
+                continue
             if assignment is None or not assignment.fetching:
                 continue
             record = decode(_incoming(message))
@@ -332,8 +331,10 @@ class Source:
                     self._buffered_bytes += record.size + RECORD_OVERHEAD
         self._wake()
 
-    def _report(self, error: KafkaError) -> None:
+    def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
         if error.code() in _OUT_OF_LOG:
+            if assignment is not None and not assignment.fetching:
+                return  # of the offset it was assigned with, which nobody is going to read
             raise Halt(f"the log no longer holds the offset to be read: {error.str()}; see kafka-consumer-groups")
         if error.code() in _FORBIDDEN:
             raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")

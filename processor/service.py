@@ -52,6 +52,9 @@ async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
         if not stop.begun:
             raise
         log.warning("stopped_with_work_rolled_back")
+    except BaseException:
+        _exit_anyway(settings.run.stop_timeout_ms / 1000, 1)
+        raise
     finally:
         stop.over()
         orphaned()
@@ -76,20 +79,25 @@ class _Stop:
             _exit(128 + (number or signal.SIGTERM))
         log.info("stopping", reason=reason, seconds_at_most=self._seconds)
         self._grace = asyncio.get_running_loop().call_later(self._seconds * GRACE, self._running.cancel)
-        # A thread, because the end of the loop is not the end of the process: threads that wait for a
-        # broker are joined after it.
-        deadline = threading.Timer(self._seconds, self._give_up)
-        deadline.daemon = True
-        deadline.start()
+        _exit_anyway(self._seconds, 0)
         self._engine.stop()
 
     def over(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
 
-    def _give_up(self) -> None:
+
+def _exit_anyway(seconds: float, code: int) -> None:
+    """From a thread, because the end of the loop is not the end of the process: threads that wait for a
+    broker are joined after it."""
+
+    def give_up() -> None:
         log.warning("stop_timed_out", note="the next start repairs what was left")
-        _exit(0)
+        _exit(code)
+
+    deadline = threading.Timer(seconds, give_up)
+    deadline.daemon = True
+    deadline.start()
 
 
 def _exit(code: int) -> None:

@@ -21,7 +21,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from processor import failpoints
-from processor.errors import BatchAborted, Fenced, Halt
+from processor.errors import BatchAborted, Fenced, Halt, ProcessorError
 from processor.outputs import Outgoing
 from processor.records import Partition
 
@@ -84,6 +84,10 @@ def classify(error: KafkaError) -> Verdict:
     return Verdict.REBUILD
 
 
+class ProducerHung(ProcessorError):
+    """librdkafka does not return: stop, exit 1, and let the next process settle it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offset:
     partition: Partition
@@ -103,6 +107,10 @@ class Publisher:
         self._settings = settings
         self._lease = lease
         self._group_metadata = group_metadata
+        # All attempts together take no longer than the transaction may stand open.
+        self._patience = settings.transaction_timeout_ms / 1000 / ATTEMPTS
+        self._longest = ATTEMPTS * (INIT_SECONDS + 2 * settings.transaction_timeout_ms / 1000)
+        self._hung = False
         self._producer: Producer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._one_at_a_time = asyncio.Lock()
@@ -122,8 +130,9 @@ class Publisher:
 
     async def close(self) -> None:
         """Abort what is open, so that no reader waits for it."""
-        async with self._one_at_a_time:
-            await self._run(self._close)
+        if not self._hung:
+            async with self._one_at_a_time:
+                await self._run(self._close)
         self._thread.shutdown(wait=False)
 
     async def _ready(self) -> None:
@@ -131,7 +140,13 @@ class Publisher:
             await self._run(self._open, await self._lease())
 
     async def _run(self, function: Callable[..., None], *args: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        """A call that outlasts all its own bounds hangs inside librdkafka; only a new process gets rid of it."""
+        try:
+            async with asyncio.timeout(self._longest):
+                await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        except TimeoutError:
+            self._hung = True
+            raise ProducerHung(f"the producer does not come back from a call for {self._longest:.0f} s") from None
 
     # --- on the publish thread ---
 
@@ -159,7 +174,8 @@ class Publisher:
         failpoints.reach("after_produce")
         positions = [TopicPartition(o.partition.topic, o.partition.number, o.next_offset, o.metadata) for o in offsets]
         if positions:
-            self._call("sending offsets", producer.send_offsets_to_transaction, positions, group)
+            # Its own default is to wait without bound.
+            self._call("sending offsets", producer.send_offsets_to_transaction, positions, group, self._patience)
         failpoints.reach("after_offsets")
         failpoints.reach("before_kafka_commit")
         # No time-out of our own: librdkafka bounds the call by what is left of transaction.timeout.ms.
