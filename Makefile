@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
+# Tests wait for servers and time-outs far more than they compute.
+PARALLEL := -n 2 --dist loadfile
 
 .PHONY: help setup demo test test-unit check format lock wheel clean
 
@@ -34,7 +36,7 @@ demo: $(READY) ## start a real broker and Postgres, run the processor, show that
 	@$(BIN)/python -m demo
 
 test: $(READY) ## all tests, on a real broker and a real Postgres
-	@$(PYTEST)
+	@$(PYTEST) $(PARALLEL)
 
 test-unit: $(READY) ## only the tests that need no server
 	@$(PYTEST) tests/unit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +43,14 @@ class Deploy(Protocol):
 
 class Start(Protocol):
     def __call__(self, deployment: Deployment, *arguments: str, failpoints: str = "", **environ: str) -> Process: ...
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a parallel run, the process that hands out the tests looks after the one stack they share."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        keeping = ExitStack()
+        keeping.enter_context(servers.shared())
+        config.add_cleanup(keeping.close)
 
 
 def unique(prefix: str) -> str:

@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import pytest
 
 from processor.stack import Stack
+from processor.stack.guard import Guard
+
+SHARED = "TEST_STACK_FOLDER"
 
 KAFKA_IMAGE = "apache/kafka:4.3.1"
 POSTGRES_IMAGE = "postgres:18"
@@ -70,7 +74,7 @@ class Addresses:
 def running(folder: Path) -> Iterator[Servers]:
     kind = os.environ.get("TEST_STACK") or "embedded"
     ways: dict[str, Callable[[], AbstractContextManager[Servers]]] = {
-        "embedded": lambda: embedded(folder),
+        "embedded": lambda: _joined(Path(os.environ[SHARED])) if SHARED in os.environ else embedded(folder),
         "docker": _docker,
         "external": _external,
     }
@@ -78,6 +82,20 @@ def running(folder: Path) -> Iterator[Servers]:
         raise pytest.UsageError(f"TEST_STACK={kind}: must be one of {', '.join(ways)}")
     with ways[kind]() as servers:
         yield servers
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """One stack for all processes of a parallel run: the first that needs it starts it, it ends with this block."""
+    with TemporaryDirectory(prefix="processor-tests-") as folder:
+        guard = Guard(Path(folder) / "stack")
+        os.environ[SHARED] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SHARED]
+            Stack(Path(folder) / "stack").down(purge=True)
+            guard.dismiss()
 
 
 @contextmanager
@@ -89,6 +107,13 @@ def embedded(folder: Path, **overrides: str) -> Iterator[Stack]:
         yield stack
     finally:
         stack.down(purge=True, keep_logs=True)
+
+
+@contextmanager
+def _joined(folder: Path) -> Iterator[Stack]:
+    stack = Stack(folder / "stack", overrides=BROKER_SETTINGS)
+    stack.up()
+    yield stack
 
 
 @contextmanager

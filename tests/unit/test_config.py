@@ -544,6 +544,7 @@ def test_the_producer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "transaction.timeout.ms": 15_000,
         "enable.idempotence": True,
         "acks": "all",
+        "metadata.recovery.strategy": "none",
         "queue.buffering.max.ms": 4,
         "message.send.max.retries": 8,
     }
