@@ -220,8 +220,7 @@ class Source:
                 raise
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # Recovery finds out where to start; until then the partitions are paused. An absolute offset, whichever: for
-        # a logical one librdkafka asks the broker, and when the answer comes after our seek it asks again and jumps.
+        # Recovery finds out where to start; until then the partitions are paused at an offset that means nothing.
         for partition in partitions:
             partition.offset = 0
         consumer.incremental_assign(partitions)
@@ -286,19 +285,16 @@ class Source:
             if not assignment.owned:
                 continue
             where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
-            try:
-                self._consumer.seek(where)
-            except KafkaException as error:
-                # librdkafka may still be busy with the assignment; ask again after the next poll.
-                if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001
-                    raise
-                with self._changed:
-                    self._to_begin.append((assignment, offset))
-                continue
+            # Given back and taken again at the offset, instead of a seek: that stops the fetcher and waits for it, so
+            # no answer to an earlier question of librdkafka's can move or stop the new one. Resumed first, because
+            # a resume restarts a fetcher where it was when it was paused.
+            self._consumer.resume([where])
+            self._consumer.incremental_unassign([where])
+            self._consumer.incremental_assign([where])
+            if self._throttled:
+                self._consumer.pause([where])
             with self._changed:
                 assignment.fetching = assignment.owned
-            if not self._throttled:
-                self._consumer.resume([where])
 
     def _throttle(self) -> None:
         limit = self._settings.batch.buffer_bytes

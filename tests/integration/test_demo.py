@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def test_ctrl_c_in_the_middle_puts_everything_away(folder: Path) -> None:
             break
     (child,) = (c for c in psutil.Process(demo.pid).children() if "run" in c.cmdline())
     demo.send_signal(signal.SIGINT)
-    time.sleep(0.1)
+    child.wait(60)  # it has begun to put things away
     demo.send_signal(signal.SIGINT)  # an impatient person
     _, err = demo.communicate(timeout=60)
     assert demo.returncode == 130, err
