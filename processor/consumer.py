@@ -117,9 +117,9 @@ class Source:
 
     def begin(self, assignment: Assignment, offset: int) -> None:
         """Start, or start again, to read a partition at this offset."""
-        self.suspend([assignment])
         assignment.position = offset
         with self._changed:
+            self._drop_buffer(assignment)
             self._to_begin.append((assignment, offset))
 
     def suspend(self, assignments: Iterable[Assignment]) -> None:

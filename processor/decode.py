@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from processor import identity
-from processor.records import Failure, Headers, Message, Record
+from processor.records import Failure, Headers, Message, Record, last_header
 
 if TYPE_CHECKING:
     from processor.config import MessageSettings
@@ -62,10 +62,7 @@ class Incoming:
     defect: Failure | None = None  # something about it that could not even be read
 
     def header(self, name: str) -> bytes | None:
-        for key, value in reversed(self.headers):
-            if key == name:
-                return value
-        return None
+        return last_header(self.headers, name)
 
     def leave_unparsed(self) -> None:
         """Only what needs no document can name this record."""

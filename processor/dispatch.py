@@ -85,7 +85,7 @@ def returned_for_one(record: Record, value: Any) -> Returned:
             for item in value:
                 if not isinstance(item, Output):
                     raise TypeError(
-                        f"{_name(record)} returned a {type(value).__name__} with a {type(item).__name__} in it; "
+                        f"{record.handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
                         "return Outputs, or Result(value, outputs)"
                     )
             return Returned(value)
@@ -103,11 +103,11 @@ def returned_for_batch(records: Sequence[Record], value: Any) -> dict[int, Retur
     index_of = {id(record.message): index for index, record in enumerate(records)}
     for item in value:
         if not isinstance(item, Output | Result):
-            raise TypeError(f"{_name(records[0])} returned a {type(item).__name__}; a batch handler returns Outputs")
+            raise TypeError(f"{records[0].handler} returned a {type(item).__name__}; a batch handler returns Outputs")
         index = index_of.get(id(item.cause))
         if index is None:
             raise TypeError(
-                f"{_name(records[0])} returned an {type(item).__name__} without a message of this batch as cause; "
+                f"{records[0].handler} returned an {type(item).__name__} without a message of this batch as cause; "
                 f"write {type(item).__name__}(..., cause=message)"
             )
         entry = returned.setdefault(index, Returned([]))
@@ -117,10 +117,6 @@ def returned_for_batch(records: Sequence[Record], value: Any) -> dict[int, Retur
         else:
             typing.cast("list[Output]", entry.outputs).append(item)
     return returned
-
-
-def _name(record: Record) -> str:
-    return record.route.name if record.route else "handler"
 
 
 def _signature(function: Handler) -> tuple[bool, Any]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from processor.outputs import dump_json
 from processor.records import Failure, Headers, Record
 
 if TYPE_CHECKING:
@@ -158,13 +157,13 @@ class Inbox:
             [_headers(record.message.headers) for record in failed],
         )
 
-    async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, Any]]) -> None:
+    async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:
         if results:
             await connection.execute(
                 KEEP_RESULTS,
                 self._consumer,
                 [record.message.id for record, _ in results],
-                [dump_json(result).decode() for _, result in results],
+                [result for _, result in results],
             )
 
     async def _insert(self, connection: Connection[Row], records: Sequence[Record]) -> set[str]:

@@ -71,7 +71,7 @@ class Work:
     """What the handlers of one part gave."""
 
     outgoing: dict[Assignment, list[Outgoing]] = field(default_factory=dict)
-    results: list[tuple[Record, Any]] = field(default_factory=list)
+    results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
 
 
 @dataclass(slots=True)
@@ -314,13 +314,12 @@ class Engine:
         if topics and not self._cluster.knows(topics):
             missing = await asyncio.to_thread(self._cluster.missing, topics)
             if missing:  # a mistake of the deployment, not of the message: failing them all would help nobody
-                raise Halt(f"output topic {', '.join(sorted(missing))} of {_name(record)} does not exist; create it")
+                raise Halt(f"output topic {', '.join(sorted(missing))} of {record.handler} does not exist; create it")
         for output in encoded:
             if output.size > self._max_output:
                 raise Reject(f"output to {output.topic} has {output.size} bytes, {self._max_output} at most")
         if returned.result is not None:
-            outputs.dump_json(returned.result)
-            work.results.append((record, returned.result))
+            work.results.append((record, outputs.dump_json(returned.result).decode()))
         if record.message.offset >= record.assignment.silent_below:
             work.outgoing.setdefault(record.assignment, []).extend(encoded)
 
@@ -613,10 +612,6 @@ class Engine:
             if self._counts.records > reported:
                 reported = self._counts.records
                 log.info("progress", **asdict(self._counts))
-
-
-def _name(record: Record) -> str:
-    return record.route.name if record.route else "no handler"
 
 
 async def _called(handler: Awaitable[Any]) -> Any:

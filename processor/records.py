@@ -27,6 +27,14 @@ class Partition(NamedTuple):
         return f"{self.topic}[{self.number}]"
 
 
+def last_header(headers: Headers, name: str) -> bytes | None:
+    """The last header of that name, as Kafka's own convention has it."""
+    for key, value in reversed(headers):
+        if key == name:
+            return value
+    return None
+
+
 @dataclass(slots=True, eq=False)
 class Message(Generic[T]):
     """One message, decoded as the handler's annotation asks for."""
@@ -43,11 +51,7 @@ class Message(Generic[T]):
     attempt: int = 1
 
     def header(self, name: str) -> bytes | None:
-        """The last header of that name, as Kafka's own convention has it."""
-        for key, value in reversed(self.headers):
-            if key == name:
-                return value
-        return None
+        return last_header(self.headers, name)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +109,11 @@ class Record:
     @property
     def next_offset(self) -> int:
         return self.message.offset + 1
+
+    @property
+    def handler(self) -> str:
+        """Its name, for people."""
+        return self.route.name if self.route else "no handler"
 
     @property
     def coordinates(self) -> str:

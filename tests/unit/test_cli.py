@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 import os
 import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command import processor
 
 SECRETS = ("correct-horse-battery", "sasl-hunter2", "key-hunter2")
 CONFIG = """
@@ -34,22 +34,6 @@ from processor import Message
 
 async def reserve(message: Message[dict[str, Any]], db: object) -> None: ...
 """
-
-
-def processor(
-    directory: Path, *arguments: str, environ: dict[str, str] | None = None, stdout: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
-    return subprocess.run(
-        [sys.executable, "-m", "processor", *arguments],
-        cwd=directory,
-        env=inherited | (environ or {}),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture

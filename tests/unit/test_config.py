@@ -4,7 +4,6 @@ import ctypes
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from processor import librdkafka
 from processor.config import BatchSettings, KafkaSettings, Settings, hide_password, load
 from processor.errors import ConfigError
+from tests.support.command import processor
 
 PASSWORD = "correct-horse-battery"
 
@@ -328,21 +328,6 @@ def assert_one_line(done: subprocess.CompletedProcess[str], key: str) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: orders.toml: {key}: ")
     assert PASSWORD not in line
-
-
-def processor(
-    directory: Path, *arguments: str, environ: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
-    return subprocess.run(
-        [sys.executable, "-m", "processor", *arguments],
-        cwd=directory,
-        env=inherited | (environ or {}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
