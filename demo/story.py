@@ -147,8 +147,10 @@ class _Performance:
             if self._struck:
                 await self._strike_if_due()
             if time.monotonic() - self._last_change > STANDSTILL_SECONDS:
+                fed, done, visible = self._seen
                 raise DemoError(
-                    f"no progress for {STANDSTILL_SECONDS:.0f} s; it last said: {self._service.last_words()}"
+                    f"no progress for {STANDSTILL_SECONDS:.0f} s, with {fed:,} records fed, {done:,} orders done in"
+                    f" Postgres, {visible:,} answers visible in Kafka; it last said: {self._service.last_words()}"
                 )
         elif code == -signal.SIGKILL and not self._struck:
             await self._mourn(BETWEEN)
@@ -295,9 +297,11 @@ def _ends(admin: AdminClient, topic: str) -> dict[int, int]:
     deadline = time.monotonic() + KAFKA_SECONDS
     while True:
         try:
-            numbers = admin.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic].partitions
+            found = admin.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic]
+            if found.error is not None:  # then it has no partitions, which does not mean that the topic has none
+                raise KafkaException(found.error)
             futures = admin.list_offsets(
-                {TopicPartition(topic, number): OffsetSpec.latest() for number in numbers},  # type: ignore[no-untyped-call]
+                {TopicPartition(topic, number): OffsetSpec.latest() for number in found.partitions},  # type: ignore[no-untyped-call]
                 request_timeout=KAFKA_SECONDS,
             )
             return {at.partition: future.result().offset for at, future in futures.items()}

@@ -158,7 +158,10 @@ def read(kafka: Mapping[str, Any], topic: str, starts: Starts, deadline: float) 
         logger=SILENT,
     )
     try:
-        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        found = consumer.list_topics(topic, timeout=10).topics[topic]
+        if found.error is not None:  # it would look like a topic with nothing in it
+            raise UnreadableError(f"topic {topic}: {found.error.str()}")
+        partitions = found.partitions
         consumer.assign([TopicPartition(topic, number, starts.get(number, OFFSET_BEGINNING)) for number in partitions])
         unfinished = set(partitions)
         while unfinished:

@@ -221,7 +221,9 @@ class Verifier:
         return {at.partition: future.result().offset for at, future in futures.items()}
 
     def _partitions(self, topic: str) -> list[int]:
-        return sorted(self._admin.list_topics(topic, timeout=READ_SECONDS).topics[topic].partitions)
+        found = self._admin.list_topics(topic, timeout=READ_SECONDS).topics[topic]
+        assert found.error is None, f"{topic}: {found.error}"  # it would look like a topic with nothing in it
+        return sorted(found.partitions)
 
     def _unfinished(self) -> str:
         stand = {
