@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests wait for servers and time-outs far more than they compute.
 PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-unit check format lock wheel clean
+.PHONY: help setup demo bench bench-peers test test-unit check format lock wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ $(READY): requirements.lock pyproject.toml
 
 demo: $(READY) ## start a real broker and Postgres, run the processor, show that nothing is lost or doubled
 	@$(BIN)/python -m demo
+
+bench: $(READY) ## measure it beside a bare loop, with the limits of both servers (5 minutes)
+	@$(BIN)/python -m benchmarks run $(BENCH)
 
 test: $(READY) ## all tests, on a real broker and a real Postgres
 	@$(PYTEST) $(PARALLEL)

@@ -1,0 +1,81 @@
+"""What the harness asks Postgres: databases for one run each, and the rows a run left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from benchmarks import sql
+from benchmarks.check import Pair
+from benchmarks.workload import Order
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    reservations: list[Pair]
+    stock: dict[str, int]
+    inbox: int | None  # None where the subject has no such table
+
+
+class Server:
+    """A Postgres in which databases come and go."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def create(self, name: str) -> str:
+        """A fresh database with the tables of the work; gives its URL."""
+        self._run(f'CREATE DATABASE "{name}"')
+        url = urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
+        connected(url, lambda connection: connection.execute(sql.TABLES))
+        self._run("CHECKPOINT")  # what earlier runs left to be written is not this one's burden
+        return url
+
+    def drop(self, name: str) -> None:
+        self._run(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def set(self, settings: Mapping[str, str]) -> None:
+        """Remembered for the next start of the server."""
+        for name, value in settings.items():
+            self._run(f"ALTER SYSTEM SET {name} = '{value}'")
+
+    def version(self) -> str:
+        return str(connected(self._url, lambda connection: connection.fetchval("SHOW server_version")))
+
+    def _run(self, statement: str) -> None:
+        connected(self._url, lambda connection: connection.execute(statement))
+
+
+def connected(url: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def run() -> T:
+        connection: Connection = await asyncpg.connect(url)
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def rows(url: str) -> Rows:
+    async def read(connection: Connection) -> Rows:
+        found: list[Any] = await connection.fetch("SELECT order_id, sku, quantity FROM reservations")
+        stock = await connection.fetch("SELECT sku, reserved FROM stock")
+        inbox = None
+        if await connection.fetchval("SELECT to_regclass('inbox') IS NOT NULL"):
+            inbox = await connection.fetchval("SELECT count(*) FROM inbox")
+        return Rows(
+            [(row[0], Order(row[1], row[2])) for row in found], {row[0]: row[1] for row in stock if row[1]}, inbox
+        )
+
+    return connected(url, read)

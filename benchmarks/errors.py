@@ -1,0 +1,12 @@
+"""The harness's one error, and where the chatter of its Kafka clients goes."""
+
+from __future__ import annotations
+
+import logging
+
+# Clients that reach a broker in its first seconds complain, try again and succeed: nothing to show.
+SILENT = logging.Logger("benchmarks", level=logging.CRITICAL + 1)
+
+
+class BenchError(Exception):
+    """The benchmark cannot go on; its text is one line for the person who watches."""

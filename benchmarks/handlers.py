@@ -1,0 +1,50 @@
+"""The work as handlers of the processor: for a batch, and for one message in each way to write rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import sql
+from benchmarks.job import Job
+from processor import Database, Message, Output
+
+Order = dict[str, Any]
+
+OUTPUT = Job.read().output
+
+
+async def batch(messages: list[Message[Order]], db: Database) -> list[Output]:
+    orders = [message.value for message in messages]
+    ids = [order["order_id"] for order in orders]
+    skus = [order["sku"] for order in orders]
+    quantities = [order["quantity"] for order in orders]
+    await db.execute(sql.INSERT_MANY, ids, skus, quantities)
+    await db.execute(sql.UPDATE_MANY, skus, quantities)
+    return [answer(message) for message in messages]
+
+
+async def collect(message: Message[Order], db: Database) -> Output:
+    order = message.value
+    db.collect(sql.INSERT_MANY, order["order_id"], order["sku"], order["quantity"])  # type: ignore[attr-defined]
+    db.collect(sql.UPDATE_MANY, order["sku"], order["quantity"])  # type: ignore[attr-defined]
+    return answer(message)
+
+
+async def write(message: Message[Order], db: Database) -> Output:
+    order = message.value
+    db.write(sql.INSERT_ONE, order["order_id"], order["sku"], order["quantity"])
+    db.write(sql.UPDATE_ONE, order["sku"], order["quantity"])
+    return answer(message)
+
+
+async def execute(message: Message[Order], db: Database) -> Output:
+    order = message.value
+    await db.execute(sql.INSERT_ONE, order["order_id"], order["sku"], order["quantity"])
+    await db.execute(sql.UPDATE_ONE, order["sku"], order["quantity"])
+    return answer(message)
+
+
+def answer(message: Message[Order]) -> Output:
+    order = message.value
+    value = {"order_id": order["order_id"], "sku": order["sku"], "quantity": order["quantity"]}
+    return Output(OUTPUT, value, key=message.key, cause=message)

@@ -1,0 +1,141 @@
+"""One run of one subject: start it, watch it from outside, stop it, judge it, and only then believe its rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer
+
+from benchmarks import check, cpu, database, stats
+from benchmarks.cpu import Sample
+from benchmarks.errors import BenchError
+from benchmarks.job import Job
+from benchmarks.processes import Running
+from benchmarks.site import PARTITIONS, Site
+from benchmarks.subjects import Subject
+from benchmarks.workload import Feed
+
+POLL_SECONDS = 0.05
+STANDSTILL_SECONDS = 45.0
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Run:
+    subject: str
+    repetition: int
+    records: int
+    rate: float | None = None  # outputs per second; None if the run was wrong
+    cpu: dict[str, float] = field(default_factory=dict)  # µs per record: subject, postgres, broker
+    wrong: list[str] = field(default_factory=list)
+
+
+class Ended(BenchError):
+    """The subject stopped or stands still: nothing more will come."""
+
+
+def measure(
+    site: Site,
+    subject: Subject,
+    feed: Feed,
+    repetition: int,
+    *,
+    partitions: int = PARTITIONS,
+    tell: Tell = lambda done, of: None,
+    prepared: Callable[[Job], int] = lambda job: 0,
+) -> Run:
+    """`prepared` may fill the database between its creation and the start; it gives the inbox rows that it made."""
+    run = Run(subject.name, repetition, len(feed))
+    with site.job(subject.name, feed.topic, partitions) as job:
+        command, environment = subject.prepare(job, site.folder)
+        before = prepared(job)
+        log = site.folder / f"{job.group}.log"
+        with Running(site.keeper, command, environment, log) as running:
+            try:
+                first, last = _watch(site, job, running, len(feed), partitions, tell)
+            except Ended as ended:
+                run.wrong = [str(ended)]
+                return run
+            running.stop()
+        pairs, times = site.cluster.read(job.output, partitions)
+        rows = database.rows(job.database)
+        inbox = None if rows.inbox is None else rows.inbox - before
+        run.wrong = check.judge(feed.orders, rows.reservations, pairs, rows.stock, inbox)
+        if not run.wrong:
+            run.rate = stats.steady_rate(times)
+            run.cpu = cpu.per_record(first, last, times)
+    return run
+
+
+def _watch(site: Site, job: Job, running: Running, records: int, partitions: int, tell: Tell) -> tuple[Sample, Sample]:
+    """Wait until all outputs are visible; gives what had been used after the warm-up, and in the end."""
+    roots = {"subject": [running.pid], **site.pids}
+    first: Sample | None = None
+    last: Sample | None = None
+    progress = _Progress(site, job, partitions, records)
+    seen, changed = -1, time.monotonic()
+    try:
+        while True:
+            code = running.ended()
+            done = progress.look()
+            if first is None and done >= records * stats.WARM_UP:
+                first = cpu.sample(time.time() * 1000, roots)
+            if last is None and progress.counting:
+                last = cpu.sample(time.time() * 1000, roots)
+            if progress.complete:
+                assert first is not None
+                assert last is not None
+                return first, last
+            now = time.monotonic()
+            if done != seen:
+                seen, changed = done, now
+                tell(done, records)
+            if code is not None:
+                raise Ended(f"ended with exit code {code} after {done} of {records} outputs: {running.last_words()}")
+            if now - changed > STANDSTILL_SECONDS:
+                raise Ended(f"stood still at {done} of {records} outputs: {running.last_words()}")
+            time.sleep(POLL_SECONDS)
+    finally:
+        progress.close()
+
+
+class _Progress:
+    """How many outputs are visible, at the least cost for whoever is being measured.
+
+    As long as it can, it only asks how far the topic goes. That counts the markers of transactions as well, so
+    the end is counted by reading, and then from the beginning: the last moment of a run in big transactions, half
+    of one with a transaction per record.
+    """
+
+    def __init__(self, site: Site, job: Job, partitions: int, records: int) -> None:
+        self._site = site
+        self._job = job
+        self._partitions = partitions
+        self._records = records
+        self._reader: Consumer | None = None
+        self._read = 0
+        self.counting = False
+
+    @property
+    def complete(self) -> bool:
+        return self._read >= self._records
+
+    def look(self) -> int:
+        if not self.counting:
+            end = self._site.cluster.ends(self._job.output, self._partitions)
+            self.counting = end >= self._records
+            return min(end, self._records - 1)
+        if self._reader is None:
+            self._reader = self._site.cluster.reader(self._job.output, self._partitions)
+        while messages := self._reader.consume(10_000, POLL_SECONDS):
+            self._read += sum(message.error() is None for message in messages)
+            if self.complete:
+                break
+        return self._read
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()

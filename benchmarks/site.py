@@ -1,0 +1,126 @@
+"""The servers that all subjects share, and what is made on them for each run."""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from benchmarks import database, kafka, workload
+from benchmarks.errors import BenchError
+from benchmarks.job import Job
+from benchmarks.processes import Keeper
+from benchmarks.workload import Feed
+from processor.stack.display import display
+
+if TYPE_CHECKING:
+    from processor.stack import Stack
+
+PARTITIONS = 4
+
+# A server that does nothing else would have at least these; the defaults are made for very small machines.
+POSTGRES_SETTINGS = {
+    "shared_buffers": "1GB",
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "15min",
+    "effective_io_concurrency": "16",
+}
+# All workers of a group get their partitions at once, as with Kafka's own default of 3 s.
+BROKER_SETTINGS = {"group.initial.rebalance.delay.ms": "1000"}
+
+
+@dataclass(slots=True)
+class Site:
+    cluster: kafka.Cluster
+    server: database.Server
+    keeper: Keeper
+    folder: Path
+    pids: dict[str, list[int]]
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    feeds: dict[tuple[int, int, int], Feed] = field(default_factory=dict)
+
+    def feed(self, records: int, *, partitions: int = PARTITIONS, size: int = workload.VALUE_BYTES) -> Feed:
+        """The input topic with so many records; filled the first time, read by everybody after that."""
+        key = (records, partitions, size)
+        if key not in self.feeds:
+            name = f"orders-{records}-{partitions}-{size}-{uuid.uuid4().hex[:6]}"
+            self.cluster.create(name, partitions)
+            servers = self.cluster.bootstrap_servers
+            self.feeds[key] = workload.fill(servers, name, partitions, records, size)
+        return self.feeds[key]
+
+    @contextmanager
+    def job(self, name: str, topic: str, partitions: int = PARTITIONS) -> Iterator[Job]:
+        """A group, an output topic and a database that nobody has used before."""
+        group = f"bench-{name}-{uuid.uuid4().hex[:8]}"
+        self.cluster.create(f"{group}-out", partitions, message_timestamp_type="LogAppendTime")
+        try:
+            url = self.server.create(group)
+            yield Job(self.cluster.bootstrap_servers, url, topic, f"{group}-out", group)
+        finally:
+            self.server.drop(group)
+            self.cluster.delete(f"{group}-out")
+
+
+@contextmanager
+def of_own(stack: Stack, *, quiet: bool = True) -> Iterator[Site]:
+    """Servers for us alone; deleted afterwards, also if we are killed."""
+    if any(server.state != "down" for server in stack.status()):
+        raise BenchError(
+            f"a stack is already running in {stack.directory}: another benchmark? name another --directory"
+        )
+    with display(quiet=quiet) as progress:
+        stack.up(guarded=True, display=progress)
+    try:
+        database.Server(stack.postgres_url).set(POSTGRES_SETTINGS)
+        stack.postgres.restart()
+        with shared(stack) as site:
+            site.settings = {"postgres": dict(POSTGRES_SETTINGS), "broker": dict(BROKER_SETTINGS)}
+            yield site
+    finally:
+        stack.down(purge=True)
+
+
+@contextmanager
+def shared(stack: Stack, folder: Path | None = None) -> Iterator[Site]:
+    """Servers that somebody else looks after."""
+    folder = folder or stack.directory / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    postgres = stack.postgres.pid
+    assert postgres is not None
+    with Keeper() as keeper:
+        yield Site(
+            kafka.Cluster(stack.bootstrap_servers),
+            database.Server(stack.postgres_url),
+            keeper,
+            folder,
+            {"postgres": [postgres], "broker": [broker.pid for broker in stack.brokers if broker.pid is not None]},
+        )
+
+
+def machine(site: Site) -> dict[str, Any]:
+    """Where the figures come from, so that nobody compares them with another machine's."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "postgres": site.server.version(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

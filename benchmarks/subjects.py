@@ -1,0 +1,86 @@
+"""Who is measured: how each one is prepared and started. What they have to do is the same for all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import processes
+from benchmarks.job import VARIABLE, Job
+from processor.config import Settings
+
+# Of the input; slow ones get less of it, so that a run takes seconds for everybody.
+FULL = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A module to run with the job in its environment."""
+
+    name: str
+    title: str
+    module: str
+    share: float = FULL
+    python: str = sys.executable
+
+    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """Command and environment; whatever it needs in the database is made here."""
+        path = folder / f"{job.group}.json"
+        job.write(path)
+        return [self.python, "-m", self.module], {VARIABLE: str(path)}
+
+
+@dataclass(frozen=True, slots=True)
+class Processor(Subject):
+    """The real `processor run`, as a user deploys it."""
+
+    module: str = "benchmarks.handlers"
+    handler: str = "batch"
+    workers: int = 1
+    profile: str | None = "throughput"
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
+        _, environment = Subject.prepare(self, job, folder)
+        config = folder / f"{job.group}.toml"
+        config.write_text(self.config(job))
+        processor = [self.python, "-m", "processor"]
+        environment |= {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info"}
+        processes.call([*processor, "migrate", str(config)], environment)
+        return [*processor, "run", str(config), "--workers", str(self.workers)], environment
+
+    def config(self, job: Job) -> str:
+        top: dict[str, Any] = {"consumer": job.group, "topic": job.input}
+        tables: dict[str, dict[str, Any]] = {
+            "handlers": {"OrderPlaced": f"{self.module}:{self.handler}"},
+            "message": {"id": ["payload:/event_id"]},
+            "kafka": {"bootstrap_servers": job.bootstrap_servers},
+            "database": {"url": job.database},
+        }
+        if self.profile is not None and "profile" in Settings.model_fields:
+            top["profile"] = self.profile
+        elif self.profile == "throughput":
+            tables["batch"] = {"max_messages": job.batch}
+        for name, table in self.settings.items():
+            tables[name] = tables.get(name, {}) | dict(table)
+        lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+        return "\n".join([*lines, ""])
+
+
+BARE = Subject("bare", "bare Python loop, arrays", "benchmarks.bare")
+BATCH = Processor("batch", "processor, batch handler")
+SUBJECTS = (
+    BARE,
+    BATCH,
+    Processor("batch-2", "processor, batch handler, 2 workers", workers=2),
+    Processor("collect", "processor, per message: collect", handler="collect"),
+    Processor("write", "processor, per message: write", handler="write", share=0.5),
+    Processor("execute", "processor, per message: execute", handler="execute", share=0.1),
+    Subject("single", "one transaction per record", "benchmarks.single", share=0.005),
+)

@@ -1,0 +1,35 @@
+"""Throughput: everybody takes a turn, and then again, so that what drifts on a machine drifts for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks import site as sites
+from benchmarks.measure import measure
+from benchmarks.results import Results
+from benchmarks.show import Show
+from benchmarks.site import Site
+from benchmarks.subjects import Subject
+
+FEWEST_RECORDS = 100
+
+
+def begin(site: Site) -> Results:
+    return Results(machine=sites.machine(site), settings=site.settings)
+
+
+def throughput(
+    site: Site, results: Results, subjects: Sequence[Subject], records: int, repeat: int, show: Show
+) -> None:
+    for repetition in range(repeat):
+        for subject in subjects:
+            results.titles[subject.name] = subject.title
+            show.step(f"{subject.name}, {repetition + 1} of {repeat}")
+            feed = site.feed(max(FEWEST_RECORDS, int(records * subject.share)))
+            run = measure(site, subject, feed, repetition, tell=show.progress)
+            results.runs.append(run)
+            show.say(f"{subject.name:<10} {_told(run.rate, run.wrong)}")
+
+
+def _told(rate: float | None, wrong: Sequence[str]) -> str:
+    return f"{rate:>9,.0f} msg/s" if rate is not None else f"WRONG: {'; '.join(wrong)}"

@@ -1,0 +1,93 @@
+"""The input: numbered orders, the same for everyone, and what must come out of them."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import orjson
+from confluent_kafka import KafkaError, Message, Producer
+
+from benchmarks.errors import SILENT, BenchError
+from benchmarks.sql import SKUS
+
+MOST_AT_ONCE = 5
+VALUE_BYTES = 200
+ACKNOWLEDGE_SECONDS = 120.0
+
+
+class Order(NamedTuple):
+    sku: str
+    quantity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A topic that is filled, and every order in it."""
+
+    topic: str
+    orders: dict[str, Order]
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+
+def orders(count: int, size: int = VALUE_BYTES) -> Iterator[tuple[str, Order, bytes]]:
+    """Id, order and value of each record; the same ones every time."""
+    dice = random.Random(count)  # noqa: S311 - repeatable on purpose
+    bare = len(_value("o-000000", Order("sku-000", 1), uuid.UUID(int=0).hex, ""))
+    note = "n" * max(0, size - bare)
+    for number in range(count):
+        order_id = f"o-{number}"
+        order = Order(f"sku-{dice.randrange(SKUS)}", dice.randint(1, MOST_AT_ONCE))
+        event_id = uuid.UUID(int=dice.getrandbits(128), version=4).hex
+        yield order_id, order, _value(order_id, order, event_id, note)
+
+
+def fill(bootstrap_servers: str, topic: str, partitions: int, count: int, size: int = VALUE_BYTES) -> Feed:
+    """Put the orders into an empty topic, spread evenly."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "message.max.bytes": 2 * 1024 * 1024,
+        },
+        logger=SILENT,
+    )
+    failure: KafkaError | None = None
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        nonlocal failure
+        failure = failure or error
+
+    known = {}
+    for number, (order_id, order, value) in enumerate(orders(count, size)):
+        known[order_id] = order
+        while True:
+            try:
+                producer.produce(topic, value, order_id, number % partitions, on_delivery=delivered)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 1000 == 0:
+            producer.poll(0)
+    if producer.flush(ACKNOWLEDGE_SECONDS) or failure is not None:
+        raise BenchError(f"the broker did not take the input: {failure.str() if failure else 'no answer in time'}")
+    return Feed(topic, known)
+
+
+def _value(order_id: str, order: Order, event_id: str, note: str) -> bytes:
+    return orjson.dumps(
+        {
+            "event_id": event_id,
+            "type": "OrderPlaced",
+            "order_id": order_id,
+            "sku": order.sku,
+            "quantity": order.quantity,
+            "note": note,
+        }
+    )
