@@ -60,6 +60,7 @@ def run(
     records: Annotated[int, typer.Option(min=1000, help="Records for the fast ones; slow ones get a part.")] = RECORDS,
     repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="Only this subject; may be repeated.")] = None,
+    ceilings: Annotated[bool, typer.Option(help="Also measure the limits of both servers.")] = True,
     quick: Quick = False,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
@@ -79,7 +80,7 @@ def run(
         records, repeat = min(records, QUICK_RECORDS), 1
 
     def work(site: Site, results: Results, show: Show) -> None:
-        suite.throughput(site, results, chosen, records, repeat, show)
+        suite.throughput(site, results, chosen, records, repeat, show, with_ceilings=ceilings)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict)
 

@@ -17,14 +17,6 @@ READ_SECONDS = 120.0
 # The largest message of `growth` and what Kafka adds to it.
 MAX_MESSAGE_BYTES = 2 * 1024 * 1024
 
-# What a broker says about a topic that is only just there.
-_NOT_YET = (
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-)
-
 
 class Cluster:
     def __init__(self, bootstrap_servers: str) -> None:
@@ -37,15 +29,7 @@ class Cluster:
         topic = NewTopic(name, partitions, config=config)
         for future in self._admin.create_topics([topic], operation_timeout=ADMIN_SECONDS).values():
             future.result()
-        deadline = time.monotonic() + ADMIN_SECONDS
-        while True:
-            try:
-                self.ends(name, partitions)
-                return
-            except KafkaException as error:
-                if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+        self.ends(name, partitions)
 
     def delete(self, name: str) -> None:
         for future in self._admin.delete_topics([name], operation_timeout=ADMIN_SECONDS).values():
@@ -53,12 +37,19 @@ class Cluster:
 
     def ends(self, name: str, partitions: int) -> int:
         """Where committed readers stand at best, over all partitions. Markers of transactions count too."""
-        futures = self._admin.list_offsets(
-            {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=ADMIN_SECONDS,
-        )
-        return sum(future.result().offset for future in futures.values())
+        deadline = time.monotonic() + ADMIN_SECONDS
+        while True:
+            futures = self._admin.list_offsets(
+                {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)},  # type: ignore[no-untyped-call]
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ADMIN_SECONDS,
+            )
+            try:
+                return sum(future.result().offset for future in futures.values())
+            except KafkaException:  # the client does not know the leaders, for the moment; this has many names
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def reader(self, topic: str, partitions: int, **settings: Any) -> Consumer:
         """A committed reader of the whole topic; it belongs to no group."""

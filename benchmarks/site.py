@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,7 +92,8 @@ def of_own(stack: Stack, *, quiet: bool = True) -> Iterator[Site]:
 def shared(stack: Stack, folder: Path | None = None) -> Iterator[Site]:
     """Servers that somebody else looks after."""
     folder = folder or stack.directory / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # logs of an earlier session
+    folder.mkdir(parents=True)
     postgres = stack.postgres.pid
     assert postgres is not None
     with Keeper() as keeper:

@@ -43,13 +43,14 @@ class Processor(Subject):
     workers: int = 1
     profile: str | None = "throughput"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
         _, environment = Subject.prepare(self, job, folder)
         config = folder / f"{job.group}.toml"
         config.write_text(self.config(job))
         processor = [self.python, "-m", "processor"]
-        environment |= {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info"}
+        environment |= {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info", **self.environment}
         processes.call([*processor, "migrate", str(config)], environment)
         return [*processor, "run", str(config), "--workers", str(self.workers)], environment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks import site as sites
+from benchmarks.ceilings import Ceilings
 from benchmarks.measure import measure
 from benchmarks.results import Results
 from benchmarks.show import Show
@@ -19,8 +20,16 @@ def begin(site: Site) -> Results:
 
 
 def throughput(
-    site: Site, results: Results, subjects: Sequence[Subject], records: int, repeat: int, show: Show
+    site: Site,
+    results: Results,
+    subjects: Sequence[Subject],
+    records: int,
+    repeat: int,
+    show: Show,
+    *,
+    with_ceilings: bool,
 ) -> None:
+    ceilings = Ceilings(site, records, show) if with_ceilings else None
     for repetition in range(repeat):
         for subject in subjects:
             results.titles[subject.name] = subject.title
@@ -28,7 +37,9 @@ def throughput(
             feed = site.feed(max(FEWEST_RECORDS, int(records * subject.share)))
             run = measure(site, subject, feed, repetition, tell=show.progress)
             results.runs.append(run)
-            show.say(f"{subject.name:<10} {_told(run.rate, run.wrong)}")
+            show.say(f"{subject.name:<12} {_told(run.rate, run.wrong)}")
+        if ceilings is not None:
+            ceilings.measure(results, repetition)
 
 
 def _told(rate: float | None, wrong: Sequence[str]) -> str:

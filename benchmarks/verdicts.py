@@ -36,9 +36,21 @@ RATIOS = (
 )
 
 
+# Our share of what one connection can do with the statements of one worker.
+SHARE = 0.75
+
+
 def verdicts(results: Results) -> Iterator[Verdict]:
     """Only of what was measured."""
     for name, reference, threshold in RATIOS:
         value = stats.ratio(results.rates(name), results.rates(reference))
         if value is not None:
             yield Verdict(f"{name} / {reference}", value, AT_LEAST, threshold)
+    limit = _better(results.rates("sql-1"), results.rates("pgbench-1"))
+    share = stats.ratio(results.rates("batch"), limit)
+    if share is not None:
+        yield Verdict("batch / limit of one connection, whoever is faster at it", share, AT_LEAST, SHARE)
+
+
+def _better(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
+    return {turn: max(one[turn], other[turn]) for turn in one.keys() & other.keys()}

@@ -1,0 +1,59 @@
+"""The batch handler, in a process that writes down every statement it sends to Postgres.
+
+So the limit is measured with exactly what the engine runs, whatever that is today. asyncpg tells its query
+loggers nothing of prepared statements, so its methods are wrapped. One file per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from asyncpg.prepared_stmt import PreparedStatement
+
+from benchmarks.handlers import batch
+from benchmarks.recording import FOLDER
+
+__all__ = ["batch"]
+
+_file = (Path(os.environ[FOLDER]) / f"{os.getpid()}.pickle").open("wb")
+
+
+def _wrap(owner: type, name: str, statement: Callable[..., tuple[Any, str, Any] | None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    async def recorded(self: Any, *args: Any, **options: Any) -> Any:
+        sent = statement(self, *args)
+        if sent is not None:
+            connection, sql, arguments = sent
+            pickle.dump((id(connection), sql, arguments), _file)
+        return await original(self, *args, **options)
+
+    setattr(owner, name, recorded)
+
+
+def _refused(name: str) -> Callable[..., None]:
+    def refuse(*_: Any) -> None:
+        raise NotImplementedError(f"the recorder does not know asyncpg's {name}: extend it")
+
+    return refuse
+
+
+# `execute` with arguments goes on to `_execute`, and is written down there.
+_wrap(asyncpg.Connection, "execute", lambda self, sql, *args: None if args else (self, sql, ()))
+_wrap(asyncpg.Connection, "_execute", lambda self, sql, args, *_: (self, sql, tuple(args)))
+_wrap(
+    PreparedStatement,
+    "_PreparedStatement__bind_execute",
+    lambda self, args, *_: (self._connection, self._query, tuple(args)),
+)
+_wrap(asyncpg.Connection, "_executemany", _refused("executemany"))
+_wrap(PreparedStatement, "executemany", _refused("executemany"))
+_wrap(asyncpg.Connection, "copy_to_table", _refused("copy_to_table"))
+_wrap(asyncpg.Connection, "copy_records_to_table", _refused("copy_records_to_table"))
