@@ -6,10 +6,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
+# For pictures and other libraries; what make's caller adds to a benchmark's command line is in BENCH.
+BENCH_VENV  := .bench
+BENCH_READY := $(BENCH_VENV)/.ready
 # Tests wait for servers and time-outs far more than they compute.
 PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup demo bench bench-peers test test-unit check format lock wheel clean
+.PHONY: help setup demo bench bench-peers bench-env test test-unit check format lock wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +37,18 @@ $(READY): requirements.lock pyproject.toml
 
 demo: $(READY) ## start a real broker and Postgres, run the processor, show that nothing is lost or doubled
 	@$(BIN)/python -m demo
+
+bench-env: $(BENCH_READY) ## build the environment for pictures and peers
+
+$(BENCH_READY): $(READY) benchmarks/requirements.txt $(wildcard benchmarks/peers/requirements.txt)
+	@echo "setting up $(BENCH_VENV)"
+	@$(BIN)/python -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(patsubst %,-r %,$(wildcard benchmarks/requirements.txt benchmarks/peers/requirements.txt))
+	@touch $@
+
+bench-peers: $(BENCH_READY) ## the same work by other Python libraries, in an environment of their own
+	@$(BIN)/python -m benchmarks peers $(BENCH)
 
 bench: $(READY) ## measure it beside a bare loop, with the limits of both servers (5 minutes)
 	@$(BIN)/python -m benchmarks run $(BENCH)
@@ -62,4 +77,4 @@ wheel: $(READY) ## build dist/*.whl
 
 clean: ## stop the local stack; remove the environment, caches and build results
 	@if [ -x $(BIN)/processor ]; then $(BIN)/processor stack down --quiet; fi
-	rm -rf $(VENV) .stack .mypy_cache .pytest_cache .ruff_cache dist
+	rm -rf $(VENV) $(BENCH_VENV) .stack .mypy_cache .pytest_cache .ruff_cache dist

@@ -7,26 +7,34 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import asyncpg
 import typer
 from confluent_kafka import KafkaException
 
-from benchmarks import report, suite, verdicts
+from benchmarks import latency as latencies
+from benchmarks import plots, report, suite, verdicts
 from benchmarks import show as shows
 from benchmarks import site as sites
+from benchmarks import soak as soaking
 from benchmarks.errors import BenchError
+from benchmarks.growth import INBOX_ROWS, Growth
 from benchmarks.results import Results
+from benchmarks.rivals import rivals
 from benchmarks.show import Show
 from benchmarks.site import Site
-from benchmarks.subjects import SUBJECTS
+from benchmarks.subjects import BATCH, SUBJECTS
 from processor.errors import ProcessorError
 from processor.stack import Stack
 
 RECORDS = 200_000
 QUICK_RECORDS = 30_000
+SECONDS = 8.0  # of steady load, for latency
+QUICK_SECONDS = 2.0
+PEERS_PYTHON = Path(".bench/bin/python")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +46,7 @@ Directory = Annotated[Path, typer.Option("--directory", "-d", help="Folder for t
 AsJson = Annotated[bool, typer.Option("--json", help="Print only the results, as JSON.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Also write the results to this file.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a threshold is missed.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw pictures into this folder.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A look in less than a minute: figures are rough.")]
 
 DEFAULT_DIRECTORY = Path(".stack/bench")
@@ -61,11 +70,13 @@ def run(
     repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="Only this subject; may be repeated.")] = None,
     ceilings: Annotated[bool, typer.Option(help="Also measure the limits of both servers.")] = True,
+    with_latency: Annotated[bool, typer.Option("--latency/--no-latency", help="Also measure latency.")] = True,
     quick: Quick = False,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
     out: Out = None,
     strict: Strict = False,
+    plot_to: Plot = None,
 ) -> None:
     """Throughput of the processor beside the bare loop, with the limits of both servers.
 
@@ -81,8 +92,114 @@ def run(
 
     def work(site: Site, results: Results, show: Show) -> None:
         suite.throughput(site, results, chosen, records, repeat, show, with_ceilings=ceilings)
+        if with_latency:
+            results.latencies = latencies.take_turns(site, QUICK_SECONDS if quick else SECONDS, min(repeat, 2), show)
 
-    _measure(work, directory, as_json=as_json, out=out, strict=strict)
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def latency(
+    seconds: Annotated[float, typer.Option(min=1, help="Measured for so long, behind a warm-up.")] = 20.0,
+    repeat: Annotated[int, typer.Option(min=1, help="How often the bare loop and the processor alternate.")] = 3,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """Milliseconds from a producer to a committed reader: at 500 msg/s, and one message at a time."""
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.latencies = latencies.take_turns(site, seconds, repeat, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def growth(
+    records: Annotated[int, typer.Option(min=1000, help="Records of each run.")] = RECORDS,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each point, each beside a base run.")] = 2,
+    rows: Annotated[list[int] | None, typer.Option(help="Inbox rows, instead of 1, 10 and 30 million.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this axis: rows, partitions, sizes.")] = None,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """Throughput with a growing inbox, with more partitions, with larger messages; takes an hour with all of them."""
+    axes = ("rows", "partitions", "sizes")
+    unknown = set(only or ()) - set(axes)
+    if unknown:
+        raise typer.BadParameter(f"no axis {', '.join(sorted(unknown))}: {', '.join(axes)}", param_hint="--only")
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        growing = Growth(site, records, repeat, show)
+        results.points = growing.points
+        wanted = only or axes
+        if "sizes" in wanted:
+            growing.sizes()
+        if "partitions" in wanted:
+            growing.partitions()
+        if "rows" in wanted:
+            growing.inbox_rows(rows or INBOX_ROWS)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 20.0,
+    per_second: Annotated[int, typer.Option("--rate", min=1, help="Messages per second.")] = 1000,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """The worker's memory under a steady load."""
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.soak = soaking.soak(site, minutes, per_second, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def peers(
+    records: Annotated[int, typer.Option(min=1000, help="Records at most; slow ones get fewer.")] = RECORDS,
+    repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="Only this peer; may be repeated.")] = None,
+    python: Annotated[Path, typer.Option(help="The Python of the peers' environment.")] = PEERS_PYTHON,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """The processor beside other Python libraries at the same work."""
+    try:
+        chosen = [rival for rival in rivals(python) if not only or rival.name in only]
+    except BenchError as error:
+        _fail(str(error))
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        suite.throughput(site, results, [BATCH, *chosen], records, repeat, show, with_ceilings=False)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def plot(
+    results: Annotated[list[Path], typer.Argument(help="Files written with --out.")],
+    to: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("docs/pictures"),
+) -> None:
+    """Pictures of results, drawn by matplotlib from an environment of its own (`make bench-env`)."""
+    try:
+        plots.draw(results, to)
+    except BenchError as error:
+        _fail(str(error))
 
 
 def _measure(
@@ -92,6 +209,7 @@ def _measure(
     as_json: bool,
     out: Path | None,
     strict: bool,
+    plot_to: Path | None,
 ) -> None:
     """Servers up, work, servers down, results shown; whatever happens, nothing is left running."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -114,6 +232,8 @@ def _measure(
         _fail(f"{type(error).__name__}: {error}")
     if out is not None:
         results.write(out)
+    if plot_to is not None:
+        _plot(results, plot_to)
     if as_json:
         typer.echo(json.dumps(report.as_json(results), indent=2))
     else:
@@ -122,13 +242,23 @@ def _measure(
     raise typer.Exit(1 if results.wrong or missed else 0)
 
 
+def _plot(results: Results, to: Path) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        results.write(path)
+        try:
+            plots.draw([path], to)
+        except BenchError as error:  # the figures are there all the same
+            typer.echo(f"warning: {error}", err=True)
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     raise Interrupted(number)
 
 
-def _fail(text: str) -> None:
+def _fail(text: str) -> NoReturn:
     typer.echo(f"error: {' '.join(text.split())}", err=True)
     raise typer.Exit(1)
 

@@ -33,11 +33,14 @@ class Server:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def create(self, name: str) -> str:
-        """A fresh database with the tables of the work; gives its URL."""
-        self._run(f'CREATE DATABASE "{name}"')
+    def create(self, name: str, template: str | None = None) -> str:
+        """A database with the tables of the work, fresh or as in another one; gives its URL."""
         url = urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
-        connected(url, lambda connection: connection.execute(sql.TABLES))
+        if template is None:
+            self._run(f'CREATE DATABASE "{name}"')
+            connected(url, lambda connection: connection.execute(sql.TABLES))
+        else:
+            self._run(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         self._run("CHECKPOINT")  # what earlier runs left to be written is not this one's burden
         return url
 

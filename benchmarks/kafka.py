@@ -29,27 +29,41 @@ class Cluster:
         topic = NewTopic(name, partitions, config=config)
         for future in self._admin.create_topics([topic], operation_timeout=ADMIN_SECONDS).values():
             future.result()
-        self.ends(name, partitions)
+        self._settle(name, partitions)
 
     def delete(self, name: str) -> None:
         for future in self._admin.delete_topics([name], operation_timeout=ADMIN_SECONDS).values():
             future.exception()
 
+    def forget_group(self, name: str) -> None:
+        """Its offsets, so that it reads from the beginning again; it may never have existed."""
+        for future in self._admin.delete_consumer_groups([name], request_timeout=ADMIN_SECONDS).values():
+            future.exception()
+
     def ends(self, name: str, partitions: int) -> int:
         """Where committed readers stand at best, over all partitions. Markers of transactions count too."""
+        futures = self._admin.list_offsets(
+            {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=ADMIN_SECONDS,
+        )
+        return sum(future.result().offset for future in futures.values())
+
+    def _settle(self, name: str, partitions: int) -> None:
+        """Until the topic answers. A client that asks for offsets before it knows the leaders is told so for long."""
         deadline = time.monotonic() + ADMIN_SECONDS
         while True:
-            futures = self._admin.list_offsets(
-                {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)},  # type: ignore[no-untyped-call]
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=ADMIN_SECONDS,
-            )
-            try:
-                return sum(future.result().offset for future in futures.values())
-            except KafkaException:  # the client does not know the leaders, for the moment; this has many names
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+            found = self._admin.list_topics(name, timeout=ADMIN_SECONDS).topics[name]
+            leaders = [partition.leader for partition in found.partitions.values() if partition.leader >= 0]
+            if found.error is None and len(leaders) == partitions:
+                try:
+                    self.ends(name, partitions)
+                    return
+                except KafkaException:
+                    pass
+            if time.monotonic() > deadline:
+                raise BenchError(f"topic {name} has no leaders after {ADMIN_SECONDS:.0f} s")
+            time.sleep(0.05)
 
     def reader(self, topic: str, partitions: int, **settings: Any) -> Consumer:
         """A committed reader of the whole topic; it belongs to no group."""

@@ -13,7 +13,7 @@ from benchmarks.cpu import Sample
 from benchmarks.errors import BenchError
 from benchmarks.job import Job
 from benchmarks.processes import Running
-from benchmarks.site import PARTITIONS, Site
+from benchmarks.site import PARTITIONS, Filled, Site
 from benchmarks.subjects import Subject
 from benchmarks.workload import Feed
 
@@ -21,6 +21,10 @@ POLL_SECONDS = 0.05
 STANDSTILL_SECONDS = 45.0
 
 Tell = Callable[[int, int], None]
+
+
+def _nothing(_done: int, _of: int) -> None:
+    return None
 
 
 @dataclass(slots=True)
@@ -43,26 +47,19 @@ def measure(
     feed: Feed,
     repetition: int,
     *,
-    partitions: int = PARTITIONS,
-    tell: Tell = lambda done, of: None,
-    prepared: Callable[[Job], int] = lambda job: 0,
+    filled: Filled | None = None,
+    tell: Tell = _nothing,
 ) -> Run:
-    """`prepared` may fill the database between its creation and the start; it gives the inbox rows that it made."""
     run = Run(subject.name, repetition, len(feed))
-    with site.job(subject.name, feed.topic, partitions) as job:
-        command, environment = subject.prepare(job, site.folder)
-        before = prepared(job)
-        log = site.folder / f"{job.group}.log"
-        with Running(site.keeper, command, environment, log) as running:
-            try:
-                first, last = _watch(site, job, running, len(feed), partitions, tell)
-            except Ended as ended:
-                run.wrong = [str(ended)]
-                return run
-            running.stop()
-        pairs, times = site.cluster.read(job.output, partitions)
+    with site.job(subject.name, feed.topic, filled) as job:
+        try:
+            first, last = complete(site, subject, job, len(feed), tell)
+        except Ended as ended:
+            run.wrong = [str(ended)]
+            return run
+        pairs, times = site.cluster.read(job.output, PARTITIONS)
         rows = database.rows(job.database)
-        inbox = None if rows.inbox is None else rows.inbox - before
+        inbox = None if rows.inbox is None else rows.inbox - (filled.inbox_rows if filled else 0)
         run.wrong = check.judge(feed.orders, rows.reservations, pairs, rows.stock, inbox)
         if not run.wrong:
             run.rate = stats.steady_rate(times)
@@ -70,12 +67,21 @@ def measure(
     return run
 
 
-def _watch(site: Site, job: Job, running: Running, records: int, partitions: int, tell: Tell) -> tuple[Sample, Sample]:
+def complete(site: Site, subject: Subject, job: Job, records: int, tell: Tell = _nothing) -> tuple[Sample, Sample]:
+    """Run a subject until all outputs are visible, and stop it; gives what had been used at two moments."""
+    command, environment = subject.prepare(job, site.folder)
+    with Running(site.keeper, command, environment, site.folder / f"{job.group}.log") as running:
+        samples = _watch(site, job, running, records, tell)
+        running.stop()
+    return samples
+
+
+def _watch(site: Site, job: Job, running: Running, records: int, tell: Tell) -> tuple[Sample, Sample]:
     """Wait until all outputs are visible; gives what had been used after the warm-up, and in the end."""
     roots = {"subject": [running.pid], **site.pids}
     first: Sample | None = None
     last: Sample | None = None
-    progress = _Progress(site, job, partitions, records)
+    progress = _Progress(site, job, records)
     seen, changed = -1, time.monotonic()
     try:
         while True:
@@ -110,10 +116,9 @@ class _Progress:
     of one with a transaction per record.
     """
 
-    def __init__(self, site: Site, job: Job, partitions: int, records: int) -> None:
+    def __init__(self, site: Site, job: Job, records: int) -> None:
         self._site = site
         self._job = job
-        self._partitions = partitions
         self._records = records
         self._reader: Consumer | None = None
         self._read = 0
@@ -125,11 +130,11 @@ class _Progress:
 
     def look(self) -> int:
         if not self.counting:
-            end = self._site.cluster.ends(self._job.output, self._partitions)
+            end = self._site.cluster.ends(self._job.output, PARTITIONS)
             self.counting = end >= self._records
             return min(end, self._records - 1)
         if self._reader is None:
-            self._reader = self._site.cluster.reader(self._job.output, self._partitions)
+            self._reader = self._site.cluster.reader(self._job.output, PARTITIONS)
         while messages := self._reader.consume(10_000, POLL_SECONDS):
             self._read += sum(message.error() is None for message in messages)
             if self.complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import verdicts
+from benchmarks.growth import BYTES
 from benchmarks.results import Results
+from benchmarks.workload import VALUE_BYTES
 
 WIDTH = 120
 PARTS = ("subject", "postgres", "broker")
@@ -24,16 +27,25 @@ def show(results: Results) -> None:
     _say_where(console, results)
     if results.runs:
         console.print(_throughput(results))
-    for run in results.wrong:
-        console.print(Text(f"WRONG {run.subject}, repetition {run.repetition + 1}: {'; '.join(run.wrong)}", "bold red"))
+    if results.latencies:
+        console.print(_latency(results))
+    if results.points:
+        console.print(_growth(results))
+    if results.soak is not None and not results.soak.wrong:
+        soak = results.soak
+        console.print(
+            f"soak: {soak.minutes:g} minutes at {soak.per_second} msg/s, memory at most {soak.highest_mb:.0f} MB,"
+            f" last fifth / second fifth {soak.flatness:.3f}, p99 {soak.p99_ms:.0f} ms",
+            highlight=False,
+        )
+    for line in results.wrong:
+        console.print(Text(line, "bold red"))
     promised = list(verdicts.verdicts(results))
     if promised:
         console.print(_verdicts(promised))
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         **asdict(results),
         "ok": not results.wrong,
@@ -77,6 +89,33 @@ def _throughput(results: Results) -> Table:
         table.add_row(
             name, f"limit: {title}", f"{median(rates):,.0f}", f"{min(rates):,.0f}", f"{max(rates):,.0f}", style="dim"
         )
+    return table
+
+
+def _latency(results: Results) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, title="latency, producer to committed reader: medians, in ms", title_justify="left"
+    )
+    table.add_column("")
+    for name in ("p50 at 500 msg/s", "p99", "p50 from idle", "p99"):
+        table.add_column(name, justify="right")
+    for name in dict.fromkeys(one.subject for one in results.latencies):
+        columns = [results.delays(name, each) for each in ("p50", "p99", "idle_p50", "idle_p99")]
+        table.add_row(name, *(f"{median(values.values()):,.1f}" if values else "WRONG" for values in columns))
+    return table
+
+
+def _growth(results: Results) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="growth: medians", title_justify="left")
+    table.add_column("")
+    for name in ("", "msg/s", "MB/s", "/ base run beside it"):
+        table.add_column(name, justify="right")
+    for axis in dict.fromkeys(point.axis for point in results.points):
+        for x, points in results.growth(axis).items():
+            rate = median(point.rate or 0.0 for point in points)
+            bytes_ = x if axis == BYTES else VALUE_BYTES
+            share = median(point.share for point in points)
+            table.add_row(axis, f"{x:,}", f"{rate:,.0f}", f"{rate * bytes_ / 1e6:,.1f}", f"{share:.2f} ×")
     return table
 
 

@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.growth import Point
+from benchmarks.latency import Latency
 from benchmarks.measure import Run
+from benchmarks.soak import Soak
 
 
 @dataclass(slots=True)
@@ -28,10 +31,19 @@ class Results:
     titles: dict[str, str] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
+    latencies: list[Latency] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    soak: Soak | None = None
 
     @property
-    def wrong(self) -> list[Run]:
-        return [run for run in self.runs if run.wrong]
+    def wrong(self) -> list[str]:
+        """Every run that counts for nothing, with the reason."""
+        found = [(f"{run.subject}, repetition {run.repetition + 1}", run.wrong) for run in self.runs]
+        found += [(f"latency of {one.subject}, repetition {one.repetition + 1}", one.wrong) for one in self.latencies]
+        found += [(f"{point.axis} {point.x:,}", point.wrong) for point in self.points]
+        if self.soak is not None:
+            found.append(("soak", self.soak.wrong))
+        return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
 
     def rates(self, name: str) -> dict[int, float]:
         """By repetition, of a subject or a ceiling; wrong runs have none."""
@@ -47,6 +59,19 @@ class Results:
                     found[part].append(value)
         return found
 
+    def delays(self, name: str, percentile: str) -> dict[int, float]:
+        """Milliseconds by repetition."""
+        right = [one for one in self.latencies if one.subject == name and not one.wrong]
+        return {one.repetition: getattr(one, percentile) for one in right}
+
+    def growth(self, axis: str) -> dict[int, list[Point]]:
+        """Right points of one axis by their place on it."""
+        found: dict[int, list[Point]] = defaultdict(list)
+        for point in self.points:
+            if point.axis == axis and not point.wrong:
+                found[point.x].append(point)
+        return found
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
@@ -55,4 +80,7 @@ class Results:
         fields = json.loads(path.read_text())
         fields["runs"] = [Run(**run) for run in fields["runs"]]
         fields["ceilings"] = [Ceiling(**ceiling) for ceiling in fields["ceilings"]]
+        fields["latencies"] = [Latency(**one) for one in fields["latencies"]]
+        fields["points"] = [Point(**point) for point in fields["points"]]
+        fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)

@@ -36,6 +36,15 @@ POSTGRES_SETTINGS = {
 BROKER_SETTINGS = {"group.initial.rebalance.delay.ms": "1000"}
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A database to start from, with inbox rows of this group."""
+
+    database: str
+    group: str
+    inbox_rows: int
+
+
 @dataclass(slots=True)
 class Site:
     cluster: kafka.Cluster
@@ -57,16 +66,29 @@ class Site:
         return self.feeds[key]
 
     @contextmanager
-    def job(self, name: str, topic: str, partitions: int = PARTITIONS) -> Iterator[Job]:
-        """A group, an output topic and a database that nobody has used before."""
-        group = f"bench-{name}-{uuid.uuid4().hex[:8]}"
-        self.cluster.create(f"{group}-out", partitions, message_timestamp_type="LogAppendTime")
+    def topic(self, name: str) -> Iterator[str]:
+        """An empty input, for whoever feeds it while it is read."""
+        topic = f"orders-{name}-{uuid.uuid4().hex[:6]}"
+        self.cluster.create(topic, PARTITIONS)
         try:
-            url = self.server.create(group)
-            yield Job(self.cluster.bootstrap_servers, url, topic, f"{group}-out", group)
+            yield topic
+        finally:
+            self.cluster.delete(topic)
+
+    @contextmanager
+    def job(self, name: str, topic: str, filled: Filled | None = None) -> Iterator[Job]:
+        """A group, an output topic and a database that nobody has used before, unless one that is filled is given."""
+        group = filled.group if filled else f"bench-{name}-{uuid.uuid4().hex[:8]}"
+        output = f"{group}-out-{uuid.uuid4().hex[:6]}"
+        self.cluster.create(output, PARTITIONS, message_timestamp_type="LogAppendTime")
+        if filled:
+            self.cluster.forget_group(group)
+        try:
+            url = self.server.create(group, template=filled.database if filled else None)
+            yield Job(self.cluster.bootstrap_servers, url, topic, output, group)
         finally:
             self.server.drop(group)
-            self.cluster.delete(f"{group}-out")
+            self.cluster.delete(output)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from processor.config import Settings
 
 # Of the input; slow ones get less of it, so that a run takes seconds for everybody.
 FULL = 1.0
+FEWEST_RECORDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Subject:
     module: str
     share: float = FULL
     python: str = sys.executable
+
+    def records(self, of: int) -> int:
+        """How many records it gets of an input of this size."""
+        return max(FEWEST_RECORDS, int(of * self.share))
 
     def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Command and environment; whatever it needs in the database is made here."""

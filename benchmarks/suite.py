@@ -12,8 +12,6 @@ from benchmarks.show import Show
 from benchmarks.site import Site
 from benchmarks.subjects import Subject
 
-FEWEST_RECORDS = 100
-
 
 def begin(site: Site) -> Results:
     return Results(machine=sites.machine(site), settings=site.settings)
@@ -34,7 +32,7 @@ def throughput(
         for subject in subjects:
             results.titles[subject.name] = subject.title
             show.step(f"{subject.name}, {repetition + 1} of {repeat}")
-            feed = site.feed(max(FEWEST_RECORDS, int(records * subject.share)))
+            feed = site.feed(subject.records(records))
             run = measure(site, subject, feed, repetition, tell=show.progress)
             results.runs.append(run)
             show.say(f"{subject.name:<12} {_told(run.rate, run.wrong)}")

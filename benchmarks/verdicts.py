@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks import stats
+from benchmarks.growth import ROWS
+from benchmarks.peers.catalogue import PEERS
 from benchmarks.results import Results
 
 AT_LEAST = "≥"
@@ -50,6 +53,33 @@ def verdicts(results: Results) -> Iterator[Verdict]:
     share = stats.ratio(results.rates("batch"), limit)
     if share is not None:
         yield Verdict("batch / limit of one connection, whoever is faster at it", share, AT_LEAST, SHARE)
+    peers = [name for name in PEERS if results.rates(name)]
+    if peers:
+        fastest = max(peers, key=lambda name: median(results.rates(name).values()))
+        value = stats.ratio(results.rates("batch"), results.rates(fastest))
+        if value is not None:
+            yield Verdict(f"batch / {fastest}, the fastest peer", value, AT_LEAST, 2.0)
+    yield from _latency(results)
+    yield from _growth(results)
+
+
+def _latency(results: Results) -> Iterator[Verdict]:
+    for percentile, threshold in (("p50", 1.0), ("p99", 1.2)):
+        value = stats.ratio(results.delays("default", percentile), results.delays("bare", percentile))
+        if value is not None:
+            yield Verdict(f"{percentile} at 500 msg/s: default profile / bare loop", value, AT_MOST, threshold)
+
+
+def _growth(results: Results) -> Iterator[Verdict]:
+    points = results.growth(ROWS).get(10_000_000)
+    if points:
+        shares = [point.share for point in points]
+        yield Verdict("rate at 10 million inbox rows / empty inbox", median(shares), AT_LEAST, 0.85)
+    soak = results.soak
+    if soak is not None and not soak.wrong:
+        yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_MOST, 1.1)
+        yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_LEAST, 0.9)
+        yield Verdict("memory of the worker at most", soak.highest_mb, AT_MOST, 300.0, "MB")
 
 
 def _better(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
