@@ -62,8 +62,11 @@ def measure(
         inbox = None if rows.inbox is None else rows.inbox - (filled.inbox_rows if filled else 0)
         run.wrong = check.judge(feed.orders, rows.reservations, pairs, rows.stock, inbox)
         if not run.wrong:
-            run.rate = stats.steady_rate(times)
-            run.cpu = cpu.per_record(first, last, times)
+            try:
+                run.rate = stats.steady_rate(times)
+                run.cpu = cpu.per_record(first, last, times)
+            except ValueError as error:
+                run.wrong = [str(error)]
     return run
 
 

@@ -1,0 +1,41 @@
+"""`make bench` in small: real subjects on real servers, measured and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import site as sites
+from benchmarks.measure import measure
+from benchmarks.site import Site
+from benchmarks.subjects import BARE, BATCH, Subject
+from processor.stack import Stack
+
+RECORDS = 5000  # several batches, or there would be no rate
+
+
+@pytest.fixture
+def site(local_stack: Stack, tmp_path: Path) -> Iterator[Site]:
+    with sites.shared(local_stack, tmp_path / "bench") as site:
+        yield site
+        for feed in site.feeds.values():
+            site.cluster.delete(feed.topic)
+
+
+def test_the_bare_loop_and_the_processor_do_all_of_it_once_and_get_a_rate(site: Site) -> None:
+    feed = site.feed(RECORDS)
+    for subject in (BARE, BATCH):
+        run = measure(site, subject, feed, 0)
+        assert run.wrong == []
+        assert run.rate is not None
+        assert run.rate > 0
+        assert set(run.cpu) == {"subject", "postgres", "broker"}
+
+
+def test_a_subject_that_does_nothing_is_wrong_and_gets_no_rate(site: Site) -> None:
+    idle = Subject("idle", "ends at once", "benchmarks.errors")
+    run = measure(site, idle, site.feed(1000), 0)
+    assert run.rate is None
+    assert run.wrong == ["ended with exit code 0 after 0 of 1000 outputs: it said nothing"]
