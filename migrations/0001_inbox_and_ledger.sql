@@ -3,31 +3,37 @@
 CREATE TYPE inbox_status AS ENUM ('pending', 'processing', 'completed', 'failed', 'parked', 'discarded');
 
 -- One row per message and consumer. The primary key is the guard against doing a message twice:
--- nothing checks first and acts later.
+-- nothing checks first and acts later. A row of a completed message, nearly all of them, is kept as
+-- narrow as it can be: what it is about is found by its key, or by its coordinates in Kafka.
 CREATE TABLE inbox (
-    consumer     text         NOT NULL,
-    message_id   text         NOT NULL,
-    topic        text         NOT NULL,  -- where the message was first seen
-    partition    integer      NOT NULL,
-    "offset"     bigint       NOT NULL,
-    status       inbox_status NOT NULL,
-    attempts     integer      NOT NULL DEFAULT 1,
-    type         text,
-    payload_hash bytea,                  -- NULL for a delete marker
+    key          uuid         PRIMARY KEY,  -- inbox_key(consumer, message_id)
+    "offset"     bigint       NOT NULL,     -- where the message was first seen; ledger.source has the partition
     received_at  timestamptz  NOT NULL DEFAULT now(),
-    finished_at  timestamptz,            -- NULL while the first attempt is the only one
-    lease_until  timestamptz,            -- for status processing
+    source       integer      NOT NULL,
+    payload_hash integer      NOT NULL,     -- CRC-32 of the value; tells a repetition from another message
+    status       inbox_status NOT NULL DEFAULT 'completed',
+    attempts     integer      NOT NULL DEFAULT 1,
+    -- The rest is NULL as long as the first attempt went well and gave no result.
+    message_id   text,
+    type         text,
+    finished_at  timestamptz,
+    lease_until  timestamptz,               -- for status processing
     lease_owner  text,
-    result       json,                   -- what the handler returned besides outputs
-    error        json,                   -- for status failed: reason, message, traceback
-    key          bytea,                  -- for status failed: the record as it came
+    result       json,                      -- what the handler returned besides outputs
+    error        json,                      -- for status failed: reason, message, traceback
+    record_key   bytea,                     -- for status failed: the record as it came
     payload      bytea,
-    headers      json,
-    PRIMARY KEY (consumer, message_id)
+    headers      json
 );
 
--- Operators look for what is not done; completed rows, nearly all of them, stay out of this index.
-CREATE INDEX inbox_unfinished ON inbox (consumer, status, received_at) WHERE status <> 'completed';
+-- The key of a message, for whoever looks for one by hand:
+-- SELECT * FROM inbox WHERE key = inbox_key('inventory', 'placed-4711')
+CREATE FUNCTION inbox_key(consumer text, message_id text) RETURNS uuid
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN encode(substr(sha256(convert_to(consumer || ':' || message_id, 'UTF8')), 1, 16), 'hex')::uuid;
+
+-- Operators look for what is not done; completed rows stay out of this index.
+CREATE INDEX inbox_unfinished ON inbox (source, status, received_at) WHERE status <> 'completed';
 
 -- One row per partition: who owns it (epoch), how far its work is committed, and the outputs of
 -- the last committed batch until Kafka is known to have them.
@@ -41,6 +47,7 @@ CREATE TABLE ledger (
     next_offset  bigint      NOT NULL,
     outputs      bytea,                 -- NULL: nothing to send, or known to be sent
     owner        text        NOT NULL,
+    source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, topic, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,

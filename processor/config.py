@@ -163,7 +163,12 @@ class KafkaSettings(_Table):
             # broker dies during the call, whatever its time-out.
             "metadata.recovery.strategy": "none",
         }
-        return self._config("producer", {"client.id": transactional_id, "linger.ms": 0}, fixed)
+        defaults = {
+            "client.id": transactional_id,
+            "linger.ms": 50,  # nothing waits for it: committing a transaction flushes at once
+            "delivery.report.only.error": True,
+        }
+        return self._config("producer", defaults, fixed)
 
     def admin_config(self) -> dict[str, Any]:
         """Everything an AdminClient is given: how to connect, nothing about reading or writing."""
@@ -282,10 +287,18 @@ class DatabaseSettings(_Table):
         return kwargs
 
 
+# What a profile stands for; each value can still be set by itself.
+PROFILES: Mapping[str, Mapping[str, int]] = {
+    "latency": {"max_messages": 200, "linger_ms": 0},
+    "balanced": {"max_messages": 1000, "linger_ms": 20},
+    "throughput": {"max_messages": 4000, "linger_ms": 100},
+}
+
+
 class BatchSettings(_Table):
-    max_messages: int = Field(default=500, gt=0, le=100_000)
+    max_messages: int = Field(default=PROFILES["balanced"]["max_messages"], gt=0, le=100_000)
     max_bytes: int = Field(default=4_194_304, gt=0)
-    linger_ms: int = Field(default=20, ge=0, le=60_000)
+    linger_ms: int = Field(default=PROFILES["balanced"]["linger_ms"], ge=0, le=60_000)
     buffer_bytes: int = Field(default=33_554_432, gt=0, validate_default=True)
 
     @field_validator("buffer_bytes")
@@ -306,6 +319,8 @@ class Settings(BaseSettings):
     consumer: str
     topics: Texts
     handlers: Mapping[str, HandlerSettings]
+    profile: Literal["latency", "balanced", "throughput"] = "balanced"
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = 1
     message: MessageSettings = MessageSettings()
     kafka: KafkaSettings
     database: DatabaseSettings
@@ -407,6 +422,8 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Settings
         problems.append(_unknown((key,)))
         del values[key]
     problems += _locate_migrations(values, base)
+    if isinstance(batch := values.setdefault("batch", {}), dict):
+        values["batch"] = {**PROFILES.get(str(values.get("profile")), {}), **batch}
 
     try:
         settings = Settings(**values, source=source)

@@ -15,22 +15,17 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from processor.decode import Incoming
 from processor.errors import Halt, ProcessorError
-from processor.records import Failure, Partition, Record
+from processor.records import Partition, Record
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -41,6 +36,9 @@ log = structlog.get_logger()
 # How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
 POLL_SECONDS = 0.05
 CHUNK = 1000
+BITE_SECONDS = 0.02
+# How long to wait for a full buffer to be emptied before the partitions are paused.
+FULL_SECONDS = 0.2
 # What a buffered record costs besides its bytes.
 RECORD_OVERHEAD = 600
 
@@ -58,6 +56,7 @@ class Assignment:
     owned: bool = True
     fetching: bool = False
     epoch: int = 0
+    source: int = 0  # the partition's name in the inbox
     position: int = 0  # the offset after the last record that Postgres has committed
     silent_below: int = 0
     users: int = 0  # batches, publications and recoveries at work on it
@@ -95,7 +94,9 @@ class Source:
 
     async def close(self) -> None:
         """Leave the group; bounded by librdkafka's own close and the revoke timeout."""
-        self._closing = True
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
@@ -121,6 +122,7 @@ class Source:
         with self._changed:
             self._drop_buffer(assignment)
             self._to_begin.append((assignment, offset))
+            self._changed.notify_all()
 
     def suspend(self, assignments: Iterable[Assignment]) -> None:
         """Take nothing more from these, and forget what was read ahead."""
@@ -128,6 +130,7 @@ class Source:
             for assignment in assignments:
                 self._drop_buffer(assignment)
                 self._to_pause.append(assignment)
+            self._changed.notify_all()
 
     @property
     def buffered(self) -> int:
@@ -148,15 +151,20 @@ class Source:
             for index, assignment in enumerate(ready):
                 share = -(-(max_records - len(taken)) // (len(ready) - index))
                 buffer = assignment.buffer
-                while buffer and share and (size < max_bytes or not taken):
-                    record = buffer.popleft()
-                    share -= 1
-                    size += record.size
-                    taken.append(record)
+                offered = list(islice(buffer, share))
+                if size + sum(map(_size, offered)) > max_bytes:
+                    sizes = accumulate(map(_size, offered), initial=size)
+                    # those that begin within the limit; the first record of a batch always does
+                    offered = [record for record, before in zip(offered, sizes) if before < max_bytes]  # noqa: B905
+                for _ in offered:
+                    buffer.popleft()
+                taken += offered
+                size += sum(map(_size, offered))
             self._buffered_records -= len(taken)
             self._buffered_bytes -= size + RECORD_OVERHEAD * len(taken)
             for assignment in assignments_of(taken):
                 assignment.users += 1
+            self._changed.notify_all()
         return taken
 
     def use(self, assignments: Iterable[Assignment]) -> None:
@@ -189,10 +197,14 @@ class Source:
             while not self._closing:
                 self._serve_requests()
                 self._throttle()
-                first = self._consumer.poll(POLL_SECONDS)
+                if self._buffered_records < self._settings.batch.max_messages:
+                    first = self._consumer.poll(POLL_SECONDS)
+                    messages = [] if first is None else [first, *self._consumer.consume(CHUNK, 0)]
+                else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
+                    messages = self._consumer.consume(CHUNK, BITE_SECONDS)
                 self._group_metadata = self._membership()
-                if first is not None:
-                    self._keep([first, *self._consumer.consume(CHUNK, 0)])
+                if messages:
+                    self._keep(messages)
         except BaseException as error:  # handed to the event loop, which decides
             self._failure = error
         finally:
@@ -272,7 +284,7 @@ class Source:
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
         self._buffered_records -= len(assignment.buffer)
-        self._buffered_bytes -= sum(record.size + RECORD_OVERHEAD for record in assignment.buffer)
+        self._buffered_bytes -= _bytes_of(assignment.buffer)
         assignment.buffer.clear()
 
     def _serve_requests(self) -> None:
@@ -297,34 +309,43 @@ class Source:
                 assignment.fetching = assignment.owned
 
     def _throttle(self) -> None:
+        """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
+
+        A pause throws away what librdkafka has fetched ahead, so it is kept for a consumer that does not keep up.
+        """
         limit = self._settings.batch.buffer_bytes
-        if not self._throttled and self._buffered_bytes >= limit:
-            self._throttled = True
-            self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
-        elif self._throttled and self._buffered_bytes <= limit // 2:
-            self._throttled = False
-            self._consumer.resume([_topic_partition(assignment) for assignment in self.fetching()])
+        if self._throttled:
+            if self._buffered_bytes <= limit // 2:
+                self._throttled = False
+                self._consumer.resume([_topic_partition(assignment) for assignment in self.fetching()])
+        elif self._buffered_bytes >= limit:
+            with self._changed:
+                go_on = self._changed.wait_for(
+                    lambda: self._buffered_bytes <= limit // 2 or self._to_begin or self._to_pause or self._closing,
+                    FULL_SECONDS,
+                )
+            if not go_on:
+                self._throttled = True
+                self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
 
     def _keep(self, messages: list[Any]) -> None:
-        decode = self._decoder.decode
-        decoded: list[tuple[Assignment, Record]] = []
+        by_assignment: dict[Assignment, list[Any]] = {}
         for message in messages:
             error = message.error()
             assignment = self._assignments.get((message.topic(), message.partition()))  # type: ignore[call-overload]
             if error is not None:
                 self._report(error, assignment)
-                continue
-            if assignment is None or not assignment.fetching:
-                continue
-            record = decode(_incoming(message))
-            record.assignment = assignment
-            decoded.append((assignment, record))
+            elif assignment is not None and assignment.fetching:
+                by_assignment.setdefault(assignment, []).append(message)
+        decoded = [
+            (assignment, self._decoder.decode_all(raws, assignment)) for assignment, raws in by_assignment.items()
+        ]
         with self._changed:
-            for assignment, record in decoded:
+            for assignment, records in decoded:
                 if assignment.fetching:
-                    assignment.buffer.append(record)
-                    self._buffered_records += 1
-                    self._buffered_bytes += record.size + RECORD_OVERHEAD
+                    assignment.buffer.extend(records)
+                    self._buffered_records += len(records)
+                    self._buffered_bytes += _bytes_of(records)
         self._wake()
 
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
@@ -343,24 +364,11 @@ class ConsumerDied(ProcessorError):
     """librdkafka's consumer reported a fatal error; a new process starts clean."""
 
 
-def _incoming(message: Any) -> Incoming:
-    kind, timestamp = message.timestamp()
-    defect = None
-    try:
-        headers = message.headers() or ()
-    except Exception as error:  # a header's name that is not UTF-8
-        headers = ()
-        defect = Failure("bad_headers", f"the headers cannot be read: {type(error).__name__}: {error}")
-    return Incoming(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
-        message.key(),
-        message.value(),
-        headers,
-        defect=defect,
-    )
+_size: Callable[[Record], int] = attrgetter("size")
+
+
+def _bytes_of(records: Collection[Record]) -> int:
+    return sum(map(_size, records)) + RECORD_OVERHEAD * len(records)
 
 
 def _partition(partition: TopicPartition) -> Partition:
@@ -377,4 +385,4 @@ def _names(partitions: list[TopicPartition]) -> list[str]:
 
 def assignments_of(records: Iterable[Record]) -> list[Assignment]:
     """The assignments of a batch, in its order."""
-    return list(dict.fromkeys(record.assignment for record in records))
+    return list(dict.fromkeys(map(attrgetter("assignment"), records)))

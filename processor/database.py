@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,13 @@ class Statements:
     """Prepared statements of one connection, the least used forgotten first."""
 
     def __init__(self, connection: Connection[Record]) -> None:
-        self._connection = connection
+        self.connection = connection
         self._prepared: OrderedDict[str, PreparedStatement[Record]] = OrderedDict()
 
     async def prepare(self, sql: str) -> PreparedStatement[Record]:
         statement = self._prepared.get(sql)
         if statement is None:
-            statement = self._prepared[sql] = await self._connection.prepare(sql)
+            statement = self._prepared[sql] = await self.connection.prepare(sql)
             if len(self._prepared) > _STATEMENTS_KEPT:
                 self._prepared.popitem(last=False)
         else:
@@ -74,39 +74,142 @@ def _is_transaction_command(sql: str) -> bool:
     return _TRANSACTION_COMMAND.match(sql) is not None
 
 
+class _Group:
+    """Queued calls that are sent together. Rows that were withdrawn are None."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.rows: list[tuple[Any, ...] | None] = []
+
+    async def run(self, statements: Statements) -> None:
+        rows = [row for row in self.rows if row is not None]
+        if rows:
+            await self._send(statements, rows)
+
+    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        raise NotImplementedError
+
+
+class _Each(_Group):
+    """`write`: the statement runs once per row."""
+
+    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        statement = await statements.prepare(self.what)
+        if len(rows) == 1:
+            await statement.fetch(*rows[0])
+        else:
+            await statement.executemany(rows)
+
+
+class _Arrays(_Group):
+    """`collect`: the statement runs once, with one array per argument."""
+
+    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        statement = await statements.prepare(self.what)
+        await statement.fetch(*map(list, zip(*rows, strict=True)))
+
+
+class _Copy(_Group):
+    """`insert`: COPY, which is what Postgres takes rows by fastest."""
+
+    def __init__(self, what: str, table: str, columns: tuple[str, ...]) -> None:
+        super().__init__(what)
+        self._table = table
+        self._columns = columns
+
+    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        schema, _, table = self._table.rpartition(".")
+        await statements.connection.copy_records_to_table(
+            table, records=rows, columns=self._columns, schema_name=schema or None
+        )
+
+
+class Queue:
+    """What was queued in the open transaction and not yet sent; shared by all that serve messages in it."""
+
+    def __init__(self, statements: Statements) -> None:
+        self.statements = statements
+        self.one_at_a_time = asyncio.Lock()
+        self.last_sent = asyncio.get_running_loop().time()
+        self.flushes = 0
+        self._open = True
+        self._failed: QueuedWriteFailed | None = None
+        self._groups: list[_Group] = []
+        self._newest_group_of: dict[object, int] = {}
+        self._newest_group_of_key: dict[object, int] = {}
+
+    def put(self, key: object, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> tuple[_Group, int]:
+        """Add to the newest group of its kind, unless that would overtake something queued for the same key."""
+        index = self._newest_group_of.get(what)
+        if index is None or self._newest_group_of_key.get(key, -1) > index:
+            index = self._newest_group_of[what] = len(self._groups)
+            self._groups.append(make())
+        group = self._groups[index]
+        group.rows.append(row)
+        self._newest_group_of_key[key] = index
+        return group, len(group.rows) - 1
+
+    def raise_failure(self) -> None:
+        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
+        if self._failed is not None:
+            raise self._failed
+
+    async def flush(self) -> None:
+        self.raise_failure()
+        if not self._groups:
+            return
+        groups, self._groups = self._groups, []
+        self._newest_group_of.clear()
+        self._newest_group_of_key.clear()
+        self.flushes += 1
+        self.note_sent()
+        for group in groups:
+            try:
+                await group.run(self.statements)
+            except Exception as error:
+                self._failed = QueuedWriteFailed(f"queued {group.what.strip()[:60]!r}: {error}")
+                raise self._failed from error
+
+    def note_sent(self) -> None:
+        self.last_sent = asyncio.get_running_loop().time()
+
+    def check(self, sql: str) -> None:
+        if not self._open:
+            raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
+        if _is_transaction_command(sql):
+            raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
+
+    def close(self) -> None:
+        self._open = False
+
+
 class Database:
     """The handler's door to Postgres, inside the transaction that also records the message as done."""
 
-    def __init__(self, statements: Statements) -> None:
-        self._statements = statements
-        self._one_at_a_time = asyncio.Lock()
-        self._open = True
-        self._failed: QueuedWriteFailed | None = None
-        self._last_sent = asyncio.get_running_loop().time()
-        self._groups: list[tuple[str, list[tuple[Any, ...]]]] = []
-        self._newest_group_of_sql: dict[str, int] = {}
-        self._newest_group_of_key: dict[object, int] = {}
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self._key: object = None
-        self._written: list[int] = []  # the groups that the message being served has written to
-        self._sent = False  # whether anything was sent to Postgres since then
+        self._queued: list[tuple[_Group, int]] = []  # by the message being served
+        self._flushes = 0
+        self._sent = False  # whether it has sent anything to Postgres
 
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
-        async with self._one_at_a_time:
+        async with self._queue.one_at_a_time:
             statement = await self._ready(sql)
             await statement.fetch(*args)
             return statement.get_statusmsg() or ""
 
     async def fetch(self, sql: str, *args: Any) -> list[Record]:
-        async with self._one_at_a_time:
+        async with self._queue.one_at_a_time:
             return await (await self._ready(sql)).fetch(*args)
 
     async def fetchrow(self, sql: str, *args: Any) -> Record | None:
-        async with self._one_at_a_time:
+        async with self._queue.one_at_a_time:
             return await (await self._ready(sql)).fetchrow(*args)
 
     async def fetchval(self, sql: str, *args: Any) -> Any:
-        async with self._one_at_a_time:
+        async with self._queue.one_at_a_time:
             return await (await self._ready(sql)).fetchval(*args)
 
     def write(self, sql: str, *args: Any) -> _Queued:
@@ -115,79 +218,58 @@ class Database:
         Queued statements with the same SQL run together. Those of messages with the same key keep
         their order whatever their SQL; between different keys only the order of equal SQL is kept.
         """
-        self._check(sql)
-        group = self._newest_group_of_sql.get(sql)
-        if group is None or self._newest_group_of_key.get(self._key, -1) > group:
-            group = self._newest_group_of_sql[sql] = len(self._groups)
-            self._groups.append((sql, []))
-        self._groups[group][1].append(args)
-        self._newest_group_of_key[self._key] = group
-        self._written.append(group)
-        return _QUEUED
+        return self._put(sql, (_Each, sql), lambda: _Each(sql), args)
+
+    def collect(self, sql: str, *args: Any) -> _Queued:
+        """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
+
+        Each argument becomes an element of the array in its place, so `$1` is the array of all first arguments:
+        `db.collect("INSERT INTO t SELECT * FROM unnest($1::text[], $2::integer[])", name, number)`.
+        Ordered like `write`.
+        """
+        if not args:
+            raise TypeError("collect() needs at least one argument to gather; without any, use write()")
+        return self._put(sql, (_Arrays, sql, len(args)), lambda: _Arrays(sql), args)
+
+    def insert(self, table: str, **columns: Any) -> _Queued:
+        """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
+        if not columns:
+            raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
+        names = tuple(columns)
+        what = (_Copy, table, names)
+        return self._put("", what, lambda: _Copy(f"insert into {table}", table, names), tuple(columns.values()))
 
     # --- for the engine ---
 
     def serve(self, key: object) -> None:
         """What follows is done for a message with this key."""
         self._key = key
-        self._written = []
+        self._queued = []
+        self._flushes = self._queue.flushes
         self._sent = False
 
     def withdraw(self) -> bool:
         """Undo what the message being served has queued; False if some of it was already sent."""
-        if self._sent:
+        if self._sent or (self._queued and self._flushes != self._queue.flushes):
             return False
-        for group in reversed(self._written):
-            self._groups[group][1].pop()
-        self._written = []
+        for group, index in self._queued:
+            group.rows[index] = None
+        self._queued = []
         return True
-
-    def raise_failure(self) -> None:
-        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
-        if self._failed is not None:
-            raise self._failed
 
     async def stay_awake(self, seconds: float) -> None:
         """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
-        if asyncio.get_running_loop().time() - self._last_sent > seconds:
+        if asyncio.get_running_loop().time() - self._queue.last_sent > seconds:
             await self.fetchval("SELECT 1")
 
-    async def flush(self) -> None:
-        self.raise_failure()
-        if not self._groups:
-            return
-        groups, self._groups = self._groups, []
-        self._newest_group_of_sql.clear()
-        self._newest_group_of_key.clear()
-        self._note_sent()
-        for sql, arguments in groups:
-            if not arguments:  # withdrawn
-                continue
-            try:
-                statement = await self._statements.prepare(sql)
-                if len(arguments) == 1:
-                    await statement.fetch(*arguments[0])
-                else:
-                    await statement.executemany(arguments)
-            except Exception as error:
-                self._failed = QueuedWriteFailed(f"queued {sql.strip()[:60]!r}: {error}")
-                raise self._failed from error
-
-    def close(self) -> None:
-        self._open = False
+    def _put(self, sql: str, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> _Queued:
+        self._queue.check(sql)
+        self._queued.append(self._queue.put(self._key, what, make, row))
+        return _QUEUED
 
     async def _ready(self, sql: str) -> PreparedStatement[Record]:
-        self._check(sql)
-        await self.flush()
-        self._note_sent()
-        return await self._statements.prepare(sql)
-
-    def _note_sent(self) -> None:
+        self._queue.check(sql)
+        await self._queue.flush()
         self._sent = True
-        self._last_sent = asyncio.get_running_loop().time()
-
-    def _check(self, sql: str) -> None:
-        if not self._open:
-            raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
-        if _is_transaction_command(sql):
-            raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
+        self._queue.note_sent()
+        return await self._queue.statements.prepare(sql)

@@ -13,12 +13,12 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typing_extensions
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
-from processor.decode import BadValue, Incoming, may_lose_digits, parse_exactly
+from processor.decode import BadValue, Columns, Incoming, may_lose_digits, parse_exactly
 from processor.errors import ConfigError
 from processor.importing import resolve
 from processor.records import Message, Output, Record, Result
@@ -36,15 +36,16 @@ class Route:
     handler: Handler
     name: str
     value: Callable[[Incoming], Any]
+    values: Callable[[Columns], Sequence[Any] | None]  # the same for many; None if it will not do for all
     takes_batch: bool
     inbox: bool
 
 
-@dataclass(slots=True)
-class Returned:
-    """What a handler gave back for one message."""
+class Given(NamedTuple):
+    """What a handler gave for one message."""
 
-    outputs: Sequence[Output] = ()
+    record: Record
+    outputs: Sequence[Output]
     result: Any = None
 
 
@@ -65,22 +66,22 @@ def load(settings: Settings) -> Routes:
         try:
             function = resolve(handler.call)
             takes_batch, annotation = _signature(function)
-            value = _value_reader(annotation)
+            value, values = _value_readers(annotation)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        routes[type_] = Route(function, handler.call, value, takes_batch, handler.inbox)
+        routes[type_] = Route(function, handler.call, value, values, takes_batch, handler.inbox)
     return Routes(routes)
 
 
-def returned_for_one(record: Record, value: Any) -> Returned:
+def given_for_one(record: Record, value: Any) -> Given:
     """A handler may return an Output, a list of them, a Result, or a plain value to be kept as result."""
     match value:
         case None:
-            return Returned()
+            return Given(record, ())
         case Output():
-            return Returned((value,))
+            return Given(record, (value,))
         case Result():
-            return Returned(value.outputs, value.value)
+            return Given(record, value.outputs, value.value)
         case list() | tuple():
             for item in value:
                 if not isinstance(item, Output):
@@ -88,21 +89,22 @@ def returned_for_one(record: Record, value: Any) -> Returned:
                         f"{record.handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
                         "return Outputs, or Result(value, outputs)"
                     )
-            return Returned(value)
+            return Given(record, value)
         case _:
-            return Returned((), value)
+            return Given(record, (), value)
 
 
-def returned_for_batch(records: Sequence[Record], value: Any) -> dict[int, Returned]:
-    """Outputs of a batch handler by the index of the message that each names as its cause."""
-    returned: dict[int, Returned] = {}
+def given_for_batch(records: Sequence[Record], value: Any) -> list[Given]:
+    """What a batch handler gave, by the messages that it names as causes, in their order."""
     if value is None:
-        return returned
+        return []
     if not isinstance(value, list | tuple):
         value = [value]
     index_of = {id(record.message): index for index, record in enumerate(records)}
+    outputs: dict[int, list[Output]] = {}
+    results: dict[int, Any] = {}
     for item in value:
-        if not isinstance(item, Output | Result):
+        if type(item) is not Output and not isinstance(item, _RETURNABLE):
             raise TypeError(f"{records[0].handler} returned a {type(item).__name__}; a batch handler returns Outputs")
         index = index_of.get(id(item.cause))
         if index is None:
@@ -110,13 +112,17 @@ def returned_for_batch(records: Sequence[Record], value: Any) -> dict[int, Retur
                 f"{records[0].handler} returned an {type(item).__name__} without a message of this batch as cause; "
                 f"write {type(item).__name__}(..., cause=message)"
             )
-        entry = returned.setdefault(index, Returned([]))
         if isinstance(item, Result):
-            entry.result = item.value
-            entry.outputs = [*entry.outputs, *item.outputs]
+            results[index] = item.value
+            outputs.setdefault(index, []).extend(item.outputs)
+        elif index in outputs:
+            outputs[index].append(item)
         else:
-            typing.cast("list[Output]", entry.outputs).append(item)
-    return returned
+            outputs[index] = [item]
+    return [Given(records[index], given, results.get(index)) for index, given in sorted(outputs.items())]
+
+
+_RETURNABLE = (Output, Result)
 
 
 def _signature(function: Handler) -> tuple[bool, Any]:
@@ -147,15 +153,20 @@ def _signature(function: Handler) -> tuple[bool, Any]:
     )
 
 
-def _value_reader(annotation: Any) -> Callable[[Incoming], Any]:
-    optional = annotation is Any
+ReadOne = Callable[[Incoming], Any]
+ReadMany = Callable[[Columns], Sequence[Any] | None]
+
+
+def _value_readers(annotation: Any) -> tuple[ReadOne, ReadMany]:
+    if annotation is Any:
+        return _plain, Columns.documents
+    optional = False
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if member is not type(None)]
         optional = len(members) < len(typing.get_args(annotation))
         if len(members) == 1:
             annotation = members[0]
-
-    read = _present_value_reader(annotation)
+    read, read_many = _present_value_readers(annotation)
 
     def value(incoming: Incoming) -> Any:
         if incoming.value is not None:
@@ -167,16 +178,16 @@ def _value_reader(annotation: Any) -> Callable[[Incoming], Any]:
             f"a delete marker (null value), but the handler takes {annotation}; annotate `… | None`",
         )
 
-    return value
+    return value, read_many
 
 
-def _present_value_reader(annotation: Any) -> Callable[[Incoming], Any]:
+def _present_value_readers(annotation: Any) -> tuple[ReadOne, ReadMany]:
     if annotation is bytes:
-        return lambda incoming: incoming.value
+        return lambda incoming: incoming.value, lambda columns: columns.values
     if annotation is Any or isinstance(annotation, typing.TypeVar):
-        return _plain
+        return _plain, Columns.documents
     if annotation is dict or (typing.get_origin(annotation) is dict and typing.get_args(annotation)[1] is Any):
-        return _plain_object
+        return _plain_object, _plain_objects
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(_known_to_pydantic(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
@@ -196,7 +207,15 @@ def _present_value_reader(annotation: Any) -> Callable[[Incoming], Any]:
             reason = "not_json" if error.errors()[0]["type"] == "json_invalid" else "wrong_shape"
             raise BadValue(reason, f"value does not fit {_type_name(annotation)}: {problems}") from None
 
-    return validated
+    def validated_many(columns: Columns) -> Sequence[Any] | None:
+        if columns.may_lose_digits():
+            return None
+        try:
+            return list(map(adapter.validate_json, columns.values))
+        except Exception:  # of a validator of the handler's own too; `validated` will tell which value it was
+            return None
+
+    return validated, validated_many
 
 
 def _known_to_pydantic(annotation: Any) -> Any:
@@ -222,6 +241,11 @@ def _plain(incoming: Incoming) -> Any:
     if incoming.problem is not None:
         raise incoming.problem
     return document
+
+
+def _plain_objects(columns: Columns) -> Sequence[Any] | None:
+    documents = columns.documents()
+    return documents if documents is not None and set(map(type, documents)) == {dict} else None
 
 
 def _plain_object(incoming: Incoming) -> Any:

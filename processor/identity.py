@@ -15,31 +15,72 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from processor.records import last_header
 
 if TYPE_CHECKING:
     from processor.config import MessageSettings
-    from processor.decode import Incoming
+    from processor.decode import Columns, Incoming
 
-Strategy = Callable[["Incoming", str | None], str | None]
+# An id or a type, or None where the strategy yields nothing.
+Found = str | None
+
+
+class Strategy(Protocol):
+    """One way to name a record; `column` does it for many at once, and gives None if it cannot."""
+
+    def one(self, incoming: Incoming, type_: str | None) -> Found: ...
+
+    def column(self, columns: Columns) -> Sequence[Found] | None: ...
+
+
+KEY_BYTES = 16
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
 
-def compile_chain(specifications: Sequence[str]) -> list[Strategy]:
-    return [_compile(specification) for specification in specifications]
+def compile_chain(specifications: Sequence[str]) -> Strategy:
+    chain = [_compile(specification) for specification in specifications]
+    return chain[0] if len(chain) == 1 else _Chain(chain)
 
 
-def first(chain: Sequence[Strategy], incoming: Incoming, type_: str | None) -> str | None:
-    for strategy in chain:
-        found = strategy(incoming, type_)
-        if found:
-            return found
-    return None
+class _Chain:
+    def __init__(self, chain: Sequence[Strategy]) -> None:
+        self._chain = chain
+
+    def one(self, incoming: Incoming, type_: str | None) -> Found:
+        for strategy in self._chain:
+            found = strategy.one(incoming, type_)
+            if found:
+                return found
+        return None
+
+    def column(self, columns: Columns) -> Sequence[Found] | None:
+        found: Sequence[Found] | None = None
+        for strategy in self._chain:
+            column = strategy.column(columns)
+            if column is None:
+                return None
+            found = column if found is None else [before or now for before, now in zip(found, column, strict=True)]
+            if all(found):
+                break
+        return found
 
 
-def scope(settings: MessageSettings) -> Callable[[str, str | None, int | None], str | None]:
-    """Narrow an id to its type and time window; None where the window asks for a timestamp that is missing."""
+def inbox_key(consumer: str) -> Callable[[str], bytes]:
+    """What the inbox knows a message by. Never change this; `inbox_key` in the database does the same."""
+    sha256, prefix = hashlib.sha256, f"{consumer}:".encode()
+    return lambda message_id: sha256(prefix + message_id.encode()).digest()[:KEY_BYTES]
+
+
+def scope(settings: MessageSettings) -> Callable[[str, str | None, int | None], str | None] | None:
+    """Narrows an id to its type and time window; gives None where the window asks for a timestamp that is missing.
+
+    None if there is nothing to narrow.
+    """
+    if not settings.scope_by_type and not settings.window_seconds:
+        return None
     window_ms = settings.window_seconds * 1000 if settings.window_seconds else None
 
     def scoped(id_: str, type_: str | None, timestamp_ms: int | None) -> str | None:
@@ -75,32 +116,95 @@ def _compile(specification: str) -> Strategy:
     kind, _, argument = specification.partition(":")
     match kind:
         case "header":
-            return lambda incoming, _type: _text_of(incoming.header(argument))
+            return _Header(argument)
         case "payload":
-            follow = pointer(argument)
-            return lambda incoming, _type: _scalar(follow(incoming.document()))
+            return _Payload(argument)
         case "business":
-            return _template(argument)
+            return _Business(argument)
         case "content-hash":
-            return lambda incoming, _type: (
-                None if incoming.value is None else hashlib.sha256(incoming.value).hexdigest()
-            )
+            return _ContentHash()
         case "offset":
-            return lambda incoming, _type: f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
+            return _Offset()
         case "constant":
-            return lambda _incoming, _type: argument
+            return _Constant(argument)
     raise ValueError(specification)
 
 
-def _template(template: str) -> Strategy:
-    parts = _FIELD.split(template)  # text, field, text, field, …, text
-    follow = {name: pointer(name if name.startswith("/") else f"/{name}") for name in parts[1::2]}
+class _Header:
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def fill(incoming: Incoming, type_: str | None) -> str | None:
-        filled = list(parts)
-        for index in range(1, len(parts), 2):
-            name = parts[index]
-            found = _scalar(follow[name](incoming.document()))
+    def one(self, incoming: Incoming, _type: str | None) -> Found:
+        return _text_of(last_header(incoming.headers, self._name))
+
+    def column(self, columns: Columns) -> Sequence[Found]:
+        name = self._name
+        return [_text_of(last_header(headers, name)) if headers else None for headers in columns.headers]
+
+
+class _Payload:
+    def __init__(self, path: str) -> None:
+        self._follow = pointer(path)
+        self._name = path[1:]
+        self._nested = "/" in path[1:] or "~" in path
+
+    def one(self, incoming: Incoming, _type: str | None) -> Found:
+        return _scalar(self._follow(incoming.document()))
+
+    def column(self, columns: Columns) -> Sequence[Found] | None:
+        documents = columns.documents()
+        if documents is None:
+            return None
+        if not self._nested:
+            name = self._name
+            try:
+                found = [document[name] for document in documents]
+            except (KeyError, TypeError, IndexError):
+                pass  # not in every one of them, or not an object
+            else:
+                if set(map(type, found)) == {str}:
+                    return found
+        return [_scalar(self._follow(document)) for document in documents]
+
+
+class _ContentHash:
+    def one(self, incoming: Incoming, _type: str | None) -> Found:
+        return None if incoming.value is None else hashlib.sha256(incoming.value).hexdigest()
+
+    def column(self, columns: Columns) -> Sequence[Found]:
+        return [hashlib.sha256(value).hexdigest() for value in columns.values]
+
+
+class _Offset:
+    def one(self, incoming: Incoming, _type: str | None) -> Found:
+        return f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
+
+    def column(self, columns: Columns) -> Sequence[Found]:
+        prefix = f"{columns.partition.topic}:{columns.partition.number}:"
+        return [f"{prefix}{offset}" for offset in columns.offsets]
+
+
+class _Constant:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def one(self, _incoming: Incoming, _type: str | None) -> Found:
+        return self._name
+
+    def column(self, columns: Columns) -> Sequence[Found]:
+        return [self._name] * len(columns.values)
+
+
+class _Business:
+    def __init__(self, template: str) -> None:
+        self._parts = _FIELD.split(template)  # text, field, text, field, …, text
+        self._follow = {name: pointer(name if name.startswith("/") else f"/{name}") for name in self._parts[1::2]}
+
+    def one(self, incoming: Incoming, type_: str | None) -> Found:
+        filled = list(self._parts)
+        for index in range(1, len(filled), 2):
+            name = filled[index]
+            found = _scalar(self._follow[name](incoming.document()))
             if not found and name == "type":
                 found = type_
             elif not found and name == "key":
@@ -110,10 +214,11 @@ def _template(template: str) -> Strategy:
             filled[index] = found
         return "".join(filled)
 
-    return fill
+    def column(self, _columns: Columns) -> None:
+        return None  # needs the type and the key of each
 
 
-def _scalar(value: Any) -> str | None:
+def _scalar(value: Any) -> Found:
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -121,7 +226,7 @@ def _scalar(value: Any) -> str | None:
     return str(value)
 
 
-def _text_of(value: bytes | None) -> str | None:
+def _text_of(value: bytes | None) -> Found:
     if value is None:
         return None
     try:

@@ -27,13 +27,14 @@ RAISE_EPOCH = """
     )
     UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now()
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
-    RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs
+    RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
+              l.source
 """
 
 CREATE = """
     INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner)
     VALUES ($1, $2, $3, $4, $5, $6, $6, $7)
-    ON CONFLICT DO NOTHING RETURNING epoch
+    ON CONFLICT DO NOTHING RETURNING source
 """
 
 ADVANCE = """
@@ -73,6 +74,7 @@ class LedgerRow:
     first_offset: int
     next_offset: int
     outputs: bytes | None
+    source: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +110,19 @@ class Ledger:
         )
         return {
             Partition(row["topic"], row["partition"]): LedgerRow(
-                row["epoch"], row["topic_id"], row["first_offset"], row["next_offset"], row["outputs"]
+                row["epoch"], row["topic_id"], row["first_offset"], row["next_offset"], row["outputs"], row["source"]
             )
             for row in rows
         }
 
     async def create(
         self, connection: Connection[Row], partition: Partition, epoch: int, topic_id: str, start: int
-    ) -> bool:
-        """The first row of a partition; False if another owner was faster."""
-        created = await connection.fetchval(
+    ) -> int | None:
+        """The first row of a partition; gives its source, or None if another owner was faster."""
+        source: int | None = await connection.fetchval(
             CREATE, self._consumer, partition.topic, partition.number, epoch, topic_id, start, self._owner
         )
-        return created is not None
+        return source
 
     async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
         """Record a batch in the open transaction; a partition missing from the answer has another owner."""

@@ -12,24 +12,23 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dispatch, failpoints, failures, outputs, postgres, recovery, slots
+from processor import failpoints, failures, identity, outputs, postgres, recovery, slots
 from processor.cluster import Cluster
 from processor.consumer import Assignment, Source, assignments_of
-from processor.database import Database
 from processor.decode import Decoder
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
-from processor.failures import Culprit, Cut, HandlerError, Later, Reject, Retry, Unattributed
+from processor.failures import Culprit, Cut, HandlerError, Later, Retry, Unattributed
+from processor.handling import Handling, Work
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
-from processor.records import Failure, Partition, Record
+from processor.records import Partition, Record
 from processor.transaction import Offset, Publisher
 
 if TYPE_CHECKING:
@@ -37,16 +36,13 @@ if TYPE_CHECKING:
     from asyncpg import Record as Row
 
     from processor.config import Settings
-    from processor.dispatch import Route, Routes
+    from processor.dispatch import Routes
     from processor.recovery import Step
 
 log = structlog.get_logger()
 
 IDLE_SECONDS = 1.0
 PROGRESS_SECONDS = 10.0
-# What Kafka adds to a record at most, besides key, value and headers.
-OUTPUT_OVERHEAD = 512
-DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
 
 # These mean: what was committed has to be looked up. Everything else is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
@@ -67,14 +63,6 @@ class Part:
 
 
 @dataclass(slots=True)
-class Work:
-    """What the handlers of one part gave."""
-
-    outgoing: dict[Assignment, list[Outgoing]] = field(default_factory=dict)
-    results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
-
-
-@dataclass(slots=True)
 class Counts:
     records: int = 0
     completed: int = 0
@@ -89,12 +77,13 @@ class Engine:
     def __init__(self, settings: Settings, routes: Routes) -> None:
         self._settings = settings
         self._consumer = settings.consumer
-        self._source = Source(settings, Decoder(settings.message, routes))
+        self._source = Source(settings, Decoder(settings, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._work_session = postgres.Session(settings, "work")
         self._control = postgres.Session(settings, "control", retried=True)
         self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
-        self._inbox = Inbox(self._consumer, settings.message.on_collision)
+        self._key_of = identity.inbox_key(settings.consumer)
+        self._inbox = Inbox(self._key_of, settings.message.on_collision)
         self._ledger = Ledger(self._consumer, f"{socket.gethostname()}:{os.getpid()}")
         self._publication: asyncio.Task[None] | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
@@ -103,10 +92,6 @@ class Engine:
         self._stopping = False
         self._backlog = False
         self._counts = Counts()
-        self._max_output = (
-            int(settings.kafka.producer.get("message.max.bytes", DEFAULT_MESSAGE_MAX_BYTES))  # type: ignore[arg-type]
-            - OUTPUT_OVERHEAD
-        )
 
     def stop(self) -> None:
         """Finish the batch at hand, then leave."""
@@ -215,9 +200,10 @@ class Engine:
                 if claims.cut_at is not None:
                     raise Cut(claims.cut_at)
                 failpoints.reach("after_claim")
-                work = await self._handle(part, claims)
+                work = await Handling(self._settings, self._work_session, records, claims).run()
+                await self._check_topics(work)
                 failpoints.reach("after_handlers")
-                failed = [records[i] for i in sorted(claims.mine) if records[i].failure is not None]
+                failed = [records[i] for i in claims.mine if records[i].failure is not None]
                 await self._inbox.fail(connection, failed)
                 await self._inbox.keep_results(connection, work.results)
                 # The ledger row keeps the outputs of one batch: not to be overwritten before Kafka has them.
@@ -241,87 +227,12 @@ class Engine:
         self._publish(shares, work)
         self._count(records, claims, failed, work)
 
-    async def _handle(self, part: Part, claims: Claims) -> Work:
-        """Run the handlers in offset order, all on this one transaction."""
-        work = Work()
-        database = Database(self._work_session.statements)
-        records = part.records
-        ours = [i for i in sorted(claims.mine) if records[i].failure is None]
-        idle_at_most = self._settings.database.idle_in_transaction_timeout_ms / 3000
-        try:
-            for route, indices in groupby(ours, key=lambda i: records[i].route):
-                assert route is not None
-                if route.takes_batch:
-                    await self._handle_batch(route, part, list(indices), database, work)
-                    continue
-                for index in indices:
-                    await database.stay_awake(idle_at_most)
-                    failure = await self._handle_one(route, part, index, database, work)
-                    if failure is None:
-                        continue
-                    # What it only queued can be taken back; but if the same message comes again in this batch, the
-                    # batch is run again in two parts, so that the later delivery gets its try.
-                    if index in claims.repeated or not database.withdraw():
-                        raise Culprit(index, failure)
-                    records[index].failure = failure
-            await database.flush()
-        except Exception as error:
-            raise HandlerError from error
-        finally:
-            database.close()
-        return work
-
-    async def _handle_one(self, route: Route, part: Part, index: int, database: Database, work: Work) -> Failure | None:
-        """Run one handler; gives the failure if the message is to blame, raises if it is not or not surely."""
-        record = part.records[index]
-        key = record.message.key
-        database.serve(record if key is None else (record.message.partition, key))
-        try:
-            returned = dispatch.returned_for_one(record, await _called(route.handler(record.message, database)))
-            database.raise_failure()
-            await self._collect(record, returned, work)
-        except Retry as retry:
-            record.retries += 1
-            if record.retries > failures.RETRIES:
-                return failures.failure_of(retry)
-            raise Later(f"{route.name}: {retry}", retry.after, index) from retry
-        except Exception as error:
-            database.raise_failure()
-            if isinstance(error, ProcessorError) or self._work_session.broken(error):
-                raise
-            if not failures.blames_the_message(error):
-                raise
-            return failures.failure_of(error)
-        return None
-
-    async def _handle_batch(self, route: Route, part: Part, indices: list[int], database: Database, work: Work) -> None:
-        records = [part.records[index] for index in indices]
-        database.serve(route)
-        returned = dispatch.returned_for_batch(
-            records, await _called(route.handler([record.message for record in records], database))
-        )
-        database.raise_failure()
-        for index, answer in sorted(returned.items()):
-            await self._collect(records[index], answer, work)
-
-    async def _collect(self, record: Record, returned: dispatch.Returned, work: Work) -> None:
-        encoded = [
-            outputs.encode(output, record.message, index, self._consumer)
-            for index, output in enumerate(returned.outputs)
-        ]
-        # Once Postgres has committed there is no way back, so what Kafka would refuse is refused now.
-        topics = [output.topic for output in encoded]
-        if topics and not self._cluster.knows(topics):
-            missing = await asyncio.to_thread(self._cluster.missing, topics)
-            if missing:  # a mistake of the deployment, not of the message: failing them all would help nobody
-                raise Halt(f"output topic {', '.join(sorted(missing))} of {record.handler} does not exist; create it")
-        for output in encoded:
-            if output.size > self._max_output:
-                raise Reject(f"output to {output.topic} has {output.size} bytes, {self._max_output} at most")
-        if returned.result is not None:
-            work.results.append((record, outputs.dump_json(returned.result).decode()))
-        if record.message.offset >= record.assignment.silent_below:
-            work.outgoing.setdefault(record.assignment, []).extend(encoded)
+    async def _check_topics(self, work: Work) -> None:
+        """A missing topic is a mistake of the deployment, not of a message: failing them all would help nobody."""
+        if not self._cluster.knows(work.topics):
+            missing = await asyncio.to_thread(self._cluster.missing, work.topics)
+            if missing:
+                raise Halt(f"output topic {', '.join(sorted(missing))} does not exist; create it")
 
     def _shares(self, records: Sequence[Record], work: Work) -> dict[Assignment, Advance]:
         last = {record.assignment: record for record in records}
@@ -510,10 +421,14 @@ class Engine:
                 partition = assignment.partition
                 row = rows.get(partition)
                 assignment.epoch = row.epoch if row else newest[partition] + 1
-                if step.create and not await self._ledger.create(
-                    connection, partition, assignment.epoch, logs[partition].topic_id, step.start
-                ):
+                source = row.source if row else None
+                if step.create:
+                    source = await self._ledger.create(
+                        connection, partition, assignment.epoch, logs[partition].topic_id, step.start
+                    )
+                if source is None:
                     raise Fenced(f"{partition}: another instance was faster")
+                assignment.source = source
         await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
         async with self._control.use() as connection:
             for assignment, step in steps.items():
@@ -538,7 +453,7 @@ class Engine:
         offsets: list[Offset] = []
         for assignment, step in steps.items():
             if step.send_from is not None:
-                kept = outputs.unpack(stored[assignment.partition])
+                kept = outputs.unpack(stored[assignment.partition], self._key_of)
                 outgoing += [output for output in kept if output.source_offset >= step.send_from]
             if step.commit is not None:
                 metadata = "" if step.foreign else recovery.metadata(assignment.epoch)
@@ -612,17 +527,6 @@ class Engine:
             if self._counts.records > reported:
                 reported = self._counts.records
                 log.info("progress", **asdict(self._counts))
-
-
-async def _called(handler: Awaitable[Any]) -> Any:
-    """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
-    try:
-        return await handler
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise RuntimeError("the handler let a cancellation through") from error
 
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.

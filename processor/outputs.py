@@ -1,17 +1,17 @@
 """What goes out, encoded once: for Kafka, and for the ledger row that keeps it until Kafka has it.
 
-An output's `message-id` is made from the consumer, the id of its cause and its place among the
-cause's outputs. It is the same on every re-send, whoever sends it, so that a processor
-downstream drops the repeat by default.
+An output's `message-id` is made from the inbox key of its cause, and so from consumer and message
+id, and its place among the cause's outputs. It is the same on every re-send, whoever sends it, so
+that a processor downstream drops the repeat by default.
 
 A ledger blob is a JSON head (lengths and names) followed by all bytes in a row: cheap to write
-with every batch, free of code to run on reading, and independent of versions of Python.
+with every batch, free of code to run on reading, and independent of versions of Python. Headers
+that follow from the cause are made again on reading instead of being kept.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -29,47 +29,87 @@ TYPE = "type"
 
 # Two lengths, of at most five bytes each.
 HEADER_OVERHEAD = 10
+STANDARD_HEADERS = 200  # their names and lengths, and the message id
 
 _FORMAT = 1
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """One record ready to be produced, and the input offset that caused it."""
+    """One record ready to be produced, and the input record that caused it."""
 
     source_offset: int
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, str | bytes | None]]
+    cause_id: str
+    index: int
+    id: str
+    extra: dict[str, bytes | None] | None = None
+
+    @property
+    def headers(self) -> list[tuple[str, str | bytes | None]]:
+        """As they go on the wire."""
+        standard: list[tuple[str, str | bytes | None]] = [
+            (MESSAGE_ID, self.id),
+            (CAUSATION_ID, self.cause_id),
+            (CORRELATION_ID, self.cause_id),
+        ]
+        return standard if self.extra is None else list((dict(standard) | self.extra).items())
+
+    @property
+    def roughly(self) -> int:
+        """At least its size, and cheaper to find out."""
+        if self.extra is not None:
+            return self.size
+        return len(self.value or b"") + len(self.key or b"") + 8 * len(self.cause_id) + STANDARD_HEADERS
 
     @property
     def size(self) -> int:
-        headers = sum(len(name.encode()) + len(value or b"") + HEADER_OVERHEAD for name, value in self.headers)
-        return len(self.value or b"") + len(self.key or b"") + headers
+        size = len(self.value or b"") + len(self.key or b"")
+        for name, value in self.headers:
+            size += len(name.encode()) + len(value.encode() if isinstance(value, str) else value or b"")
+            size += HEADER_OVERHEAD
+        return size
 
 
-def encode(output: Output, cause: Message[Any], index: int, consumer: str) -> Outgoing:
+def encode(output: Output, cause: Message[Any], cause_key: bytes, index: int) -> Outgoing:
+    """`cause_key` is the inbox key of the message that the output answers, `index` its place among its outputs."""
     if not output.topic:
         raise TypeError(f"an Output's topic must be a name, not {output.topic!r}")
-    headers: dict[str, bytes | None] = {
-        MESSAGE_ID: message_id(consumer, cause.id, index).encode(),
-        CAUSATION_ID: cause.id.encode(),
-        CORRELATION_ID: cause.header(CORRELATION_ID) or cause.id.encode(),
-    }
-    traceparent = cause.header(TRACEPARENT)
-    if traceparent is not None:
-        headers[TRACEPARENT] = traceparent
-    if output.type is not None:
-        headers[TYPE] = output.type.encode()
-    for name, value in (output.headers or {}).items():
-        headers[name] = _bytes(f"header {name!r}", value)
-    return Outgoing(cause.offset, output.topic, _bytes("key", output.key), _value(output.value), list(headers.items()))
+    extra = None
+    if output.type is not None or output.headers or cause.headers:
+        extra = _extra(output, cause)
+    key, value = output.key, output.value
+    return Outgoing(
+        cause.offset,
+        output.topic,
+        key.encode() if type(key) is str else _bytes("key", key),
+        orjson.dumps(value, default=_plain) if type(value) is dict else _value(value),
+        cause.id,
+        index,
+        message_id(cause_key, index),
+        extra,
+    )
 
 
-def message_id(consumer: str, cause_id: str, index: int) -> str:
+def message_id(cause_key: bytes, index: int) -> str:
     """Never change this: a re-send by a newer version must carry the same id."""
-    return hashlib.blake2b(f"{consumer}\0{cause_id}\0{index}".encode(), digest_size=16).hexdigest()
+    return f"{cause_key.hex()}-{index}"
+
+
+def _extra(output: Output, cause: Message[Any]) -> dict[str, bytes | None] | None:
+    """Headers that do not follow from the cause's id; they win over those that do."""
+    extra: dict[str, bytes | None] = {}
+    for name in (CORRELATION_ID, TRACEPARENT):
+        passed_on = cause.header(name)
+        if passed_on:
+            extra[name] = passed_on
+    if output.type is not None:
+        extra[TYPE] = output.type.encode()
+    for name, value in (output.headers or {}).items():
+        extra[name] = _bytes(f"header {name!r}", value)
+    return extra or None
 
 
 def dump_json(value: Any) -> bytes:
@@ -80,37 +120,38 @@ def pack(outputs: Sequence[Outgoing]) -> bytes | None:
     """None for no outputs: the ledger has nothing to keep."""
     if not outputs:
         return None
+    topics: dict[str, int] = {}
+    rows = []
     body: list[bytes] = []
-
-    def put(part: str | bytes | None) -> int:
-        if part is None:
-            return -1
-        if isinstance(part, str):
-            part = part.encode()
-        body.append(part)
-        return len(part)
-
-    rows = [
-        (
-            o.source_offset,
-            o.topic,
-            put(o.key),
-            put(o.value),
-            [(name, put(value)) for name, value in o.headers],
+    for output in outputs:
+        key, value, extra = output.key, output.value, output.extra
+        rows.append(
+            (
+                output.source_offset,
+                topics.setdefault(output.topic, len(topics)),
+                -1 if key is None else len(key),
+                -1 if value is None else len(value),
+                output.cause_id,
+                output.index,
+                extra and [(name, -1 if text is None else len(text)) for name, text in extra.items()],
+            )
         )
-        for o in outputs
-    ]
-    head = orjson.dumps({"format": _FORMAT, "rows": rows})
+        body += (key or b"", value or b"")
+        if extra:
+            body += [text or b"" for text in extra.values()]
+    head = orjson.dumps({"format": _FORMAT, "topics": list(topics), "rows": rows})
     return b"".join((len(head).to_bytes(4, "big"), head, *body))
 
 
-def unpack(blob: bytes | None) -> list[Outgoing]:
+def unpack(blob: bytes | None, key_of: Callable[[str], bytes]) -> list[Outgoing]:
+    """`key_of` gives the inbox key of a message id."""
     if blob is None:
         return []
     start = 4 + int.from_bytes(blob[:4], "big")
     head = orjson.loads(blob[4:start])
     if head["format"] != _FORMAT:
         raise ValueError(f"ledger outputs have format {head['format']}, this version reads {_FORMAT}")
+    topics = head["topics"]
     cursor = start
 
     def take(length: int) -> bytes | None:
@@ -120,10 +161,19 @@ def unpack(blob: bytes | None) -> list[Outgoing]:
         cursor += length
         return blob[cursor - length : cursor]
 
-    # The order of these calls is the order of `put` above.
+    # The order of these calls is the order in which `pack` adds to the body.
     return [
-        Outgoing(source, topic, take(key), take(value), [(name, take(length)) for name, length in headers])
-        for source, topic, key, value, headers in head["rows"]
+        Outgoing(
+            source,
+            topics[topic],
+            take(key),
+            take(value),
+            cause_id,
+            index,
+            message_id(key_of(cause_id), index),
+            extra and {name: take(length) for name, length in extra},
+        )
+        for source, topic, key, value, cause_id, index, extra in head["rows"]
     ]
 
 

@@ -50,6 +50,10 @@ def is_bystander(error: BaseException) -> bool:
     return _has_state(error, _BYSTANDER)
 
 
+def is_known_key(error: BaseException) -> bool:
+    return getattr(error, "sqlstate", None) == "23505"
+
+
 def is_about_data(error: BaseException) -> bool:
     """Postgres refused a value; asyncpg refuses some by itself, before they are sent."""
     return _has_state(error, _DATA) or isinstance(error, asyncpg.DataError | asyncpg.InterfaceError)

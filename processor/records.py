@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -47,8 +47,18 @@ class Message(Generic[T]):
     topic: str
     partition: int
     offset: int
-    timestamp: datetime | None
+    timestamp_ms: int | None
     attempt: int = 1
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """Producers choose timestamps freely; one that no calendar holds is as good as none."""
+        if self.timestamp_ms is None:
+            return None
+        try:
+            return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+        except (ValueError, OverflowError, OSError):
+            return None
 
     def header(self, name: str) -> bytes | None:
         return last_header(self.headers, name)
@@ -93,14 +103,16 @@ class Record:
     """A record on its way: what the handler gets, the bytes as they came, and what was decided."""
 
     message: Message[Any]
+    key: bytes  # in the inbox
     payload: bytes | None
-    payload_hash: bytes | None
+    payload_hash: int
     size: int
     route: Route | None
-    failure: Failure | None = None
+    in_inbox: bool  # False for a type that does without
+    failure: Failure | None
+    assignment: Assignment
     retries: int = 0
     collided: bool = False
-    assignment: Assignment = None  # type: ignore[assignment] # set as soon as it is buffered
 
     @property
     def partition(self) -> Partition:

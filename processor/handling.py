@@ -1,0 +1,194 @@
+"""Runs the handlers of one batch on its one transaction, and gathers what they give.
+
+In offset order, one after another; or, with `concurrency`, several at a time, and then the messages of one key
+still one after another. Whatever ends a run ends it for the whole batch: the transaction is rolled back, and
+the batch is run again without the message that was to blame, or in parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from processor import dispatch, failures, outputs
+from processor.database import Database, Queue
+from processor.errors import ProcessorError
+from processor.failures import Culprit, HandlerError, Later, Reject, Retry
+
+if TYPE_CHECKING:
+    from processor.config import Settings
+    from processor.consumer import Assignment
+    from processor.dispatch import Given, Route
+    from processor.inbox import Claims
+    from processor.outputs import Outgoing
+    from processor.postgres import Session
+    from processor.records import Failure, Record
+
+# What Kafka adds to a record at most, besides key, value and headers.
+OUTPUT_OVERHEAD = 512
+DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
+
+
+@dataclass(slots=True)
+class Work:
+    """What the handlers of one part gave."""
+
+    outgoing: dict[Assignment, list[Outgoing]] = field(default_factory=dict)
+    results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
+
+    @property
+    def topics(self) -> set[str]:
+        return {output.topic for outgoing in self.outgoing.values() for output in outgoing}
+
+
+class Handling:
+    """One pass over the records of one part."""
+
+    def __init__(self, settings: Settings, session: Session, records: Sequence[Record], claims: Claims) -> None:
+        self._session = session
+        self._records = records
+        self._claims = claims
+        self._concurrency = settings.concurrency
+        self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
+        most = int(settings.kafka.producer.get("message.max.bytes", DEFAULT_MESSAGE_MAX_BYTES))  # type: ignore[arg-type]
+        self._max_output = most - OUTPUT_OVERHEAD
+        self._queue = Queue(session.statements)
+        self._work = Work()
+        self._troubles: list[Exception] = []
+
+    async def run(self) -> Work:
+        """Raises HandlerError around whatever came out of a handler or its queued writes."""
+        ours = [index for index in self._claims.mine if self._records[index].failure is None]
+        try:
+            for route, run in groupby(ours, key=self._batch_route):
+                indices = list(run)
+                if route is not None:
+                    await self._many(route, [self._records[index] for index in indices])
+                elif self._concurrency == 1:
+                    await self._lane(deque([indices]))
+                else:
+                    await self._lanes(indices)
+            await self._queue.flush()
+        except Exception as error:
+            raise HandlerError from error
+        finally:
+            self._queue.close()
+        return self._work
+
+    def _batch_route(self, index: int) -> Route | None:
+        """Batch handlers are run route by route, the others all alike."""
+        route = _route(self._records[index])
+        return route if route.takes_batch else None
+
+    async def _many(self, route: Route, records: list[Record]) -> None:
+        database = Database(self._queue)
+        database.serve(route)
+        value = await _called(route.handler([record.message for record in records], database))
+        self._queue.raise_failure()
+        for given in dispatch.given_for_batch(records, value):
+            self._collect(given)
+
+    async def _lanes(self, indices: Sequence[int]) -> None:
+        """Up to `concurrency` handlers at a time, each key in one lane only; messages without a key in any."""
+        by_key: dict[object, list[int]] = {}
+        for index in indices:
+            message = self._records[index].message
+            key = index if message.key is None else (message.topic, message.partition, message.key)
+            by_key.setdefault(key, []).append(index)
+        waiting = deque(by_key.values())
+        lanes = [asyncio.create_task(self._lane(waiting)) for _ in range(min(self._concurrency, len(waiting)))]
+        try:
+            await asyncio.wait(lanes)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+        # The first to fail is the one to tell: the others only feel its broken transaction.
+        for trouble in self._troubles:
+            raise trouble
+        for outgoing in self._work.outgoing.values():
+            outgoing.sort(key=attrgetter("source_offset", "index"))
+
+    async def _lane(self, waiting: deque[list[int]]) -> None:
+        """Take keys from those that wait until there are none, or until somebody is in trouble."""
+        database = Database(self._queue)
+        while waiting:
+            for index in waiting.popleft():
+                if self._troubles:
+                    return
+                try:
+                    await self._message(index, database)
+                except Exception as error:
+                    self._troubles.append(error)
+                    if self._concurrency == 1:
+                        raise
+                    return
+
+    async def _message(self, index: int, database: Database) -> None:
+        record = self._records[index]
+        failure = await self._one(record, index, database)
+        if failure is None:
+            return
+        # What it only queued can be taken back; but if the same message comes again in this batch, the
+        # batch is run again in two parts, so that the later delivery gets its try.
+        if index in self._claims.repeated or not database.withdraw():
+            raise Culprit(index, failure)
+        record.failure = failure
+
+    async def _one(self, record: Record, index: int, database: Database) -> Failure | None:
+        """Run one handler; gives the failure if the message is to blame, raises if it is not or not surely."""
+        route = _route(record)
+        key = record.message.key
+        await database.stay_awake(self._idle_at_most)
+        database.serve(record if key is None else (record.message.partition, key))
+        try:
+            given = dispatch.given_for_one(record, await _called(route.handler(record.message, database)))
+            self._queue.raise_failure()
+            self._collect(given)
+        except Retry as retry:
+            record.retries += 1
+            if record.retries > failures.RETRIES:
+                return failures.failure_of(retry)
+            raise Later(f"{route.name}: {retry}", retry.after, index) from retry
+        except Exception as error:
+            self._queue.raise_failure()
+            if isinstance(error, ProcessorError) or self._session.broken(error):
+                raise
+            if not failures.blames_the_message(error):
+                raise
+            return failures.failure_of(error)
+        return None
+
+    def _collect(self, given: Given) -> None:
+        """Encode what a handler gave. What Kafka would refuse is refused now: later there is no way back."""
+        record, most = given.record, self._max_output
+        encoded = [
+            outputs.encode(output, record.message, record.key, index) for index, output in enumerate(given.outputs)
+        ]
+        for output in encoded:
+            if output.roughly > most and output.size > most:
+                raise Reject(f"output to {output.topic} has {output.size} bytes, {most} at most")
+        if given.result is not None:
+            self._work.results.append((record, outputs.dump_json(given.result).decode()))
+        if encoded and record.message.offset >= record.assignment.silent_below:
+            self._work.outgoing.setdefault(record.assignment, []).extend(encoded)
+
+
+def _route(record: Record) -> Route:
+    assert record.route is not None
+    return record.route
+
+
+async def _called(handler: Awaitable[Any]) -> Any:
+    """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
+    try:
+        return await handler
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("the handler let a cancellation through") from error
