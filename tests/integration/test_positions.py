@@ -119,7 +119,7 @@ async def test_outputs_left_unsent_by_a_crash_are_sent_although_an_operator_rewo
 def _blob(bench: Bench, source: int) -> bytes:
     from processor.outputs import Outgoing, pack
 
-    blob = pack([Outgoing(source, bench.output, None, b'{"what": "stored"}', [])])
+    blob = pack([Outgoing(source, bench.output, None, b'{"what": "stored"}', "m5", 0, "")])
     assert blob is not None
     return blob
 
@@ -135,7 +135,7 @@ async def test_database_that_lost_commits_halts_and_reapplies_only_when_told_so(
     # A restored backup: rows, inbox and ledger as they were.
     await b.execute(
         "DELETE FROM ledger",
-        "INSERT INTO ledger SELECT * FROM backup",
+        "INSERT INTO ledger OVERRIDING SYSTEM VALUE SELECT * FROM backup",
         "DELETE FROM inbox",
         "INSERT INTO inbox SELECT * FROM inbox_backup",
         "DELETE FROM effects WHERE what >= 'w5'",

@@ -56,9 +56,8 @@ async def test_message_whose_id_another_transaction_holds_is_waited_for_and_not_
     transaction = holder.transaction()
     await transaction.start()
     await holder.execute(
-        """INSERT INTO inbox (consumer, message_id, topic, partition, "offset", status)
-           VALUES ($1, 'm', 'elsewhere', 0, 0, 'completed')""",
-        b.consumer,
+        'INSERT INTO inbox (key, source, "offset", payload_hash) VALUES ($1, 0, 0, 0)',
+        b.key_of("m"),
     )
     async with b.running():
         await waiting_for_a_lock(b)

@@ -532,6 +532,7 @@ def test_the_producer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "metadata.recovery.strategy": "none",
         "queue.buffering.max.ms": 4,
         "message.send.max.retries": 8,
+        "delivery.report.only.error": True,
     }
 
 

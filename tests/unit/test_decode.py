@@ -11,11 +11,12 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
-from processor.config import MessageSettings
+from processor.config import MessageSettings, Settings
+from processor.consumer import Assignment
 from processor.decode import Decoder, Incoming
-from processor.dispatch import Route, Routes, _signature, _value_reader
+from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.errors import ConfigError
-from processor.records import Record
+from processor.records import Partition, Record
 
 
 class Model(BaseModel):
@@ -55,11 +56,19 @@ async def as_batch(messages: list[Message[Model]], db: Database) -> None: ...
 
 def route(handler: Any) -> Route:
     takes_batch, annotation = _signature(handler)
-    return Route(handler, handler.__name__, _value_reader(annotation), takes_batch, True)
+    return Route(handler, handler.__name__, *_value_readers(annotation), takes_batch, True)
+
+
+ASSIGNMENT = Assignment(Partition("orders", 0))
+
+
+def decoder(routes: Routes, **message: Any) -> Decoder:
+    message = {"id": ("header:message-id", "offset"), **message}
+    return Decoder(Settings.model_construct(consumer="c", message=MessageSettings(**message)), routes)
 
 
 def decode(value: bytes | None, handler: Any = as_dict, **overrides: Any) -> Record:
-    settings = MessageSettings(**{"id": ("header:message-id", "offset"), **overrides.pop("settings", {})})
+    settings = overrides.pop("settings", {})
     fields: dict[str, Any] = {
         "timestamp_ms": 1,
         "key": b"k",
@@ -67,7 +76,7 @@ def decode(value: bytes | None, handler: Any = as_dict, **overrides: Any) -> Rec
         **overrides,
     }
     incoming = Incoming("orders", 0, 5, fields["timestamp_ms"], fields["key"], value, fields["headers"])
-    return Decoder(settings, Routes({"T": route(handler)})).decode(incoming)
+    return decoder(Routes({"T": route(handler)}), **settings).decode(incoming, ASSIGNMENT)
 
 
 def reason(record: Record) -> str | None:
@@ -153,7 +162,8 @@ def test_delete_marker_reaches_a_handler_that_allows_it() -> None:
         record = decode(None, handler, key=None)
         assert record.failure is None
         assert record.message.value is None
-        assert record.payload_hash is None
+        assert record.payload is None
+        assert record.payload_hash != decode(b"", handler, key=None).payload_hash, "not the same as an empty value"
 
 
 def test_unknown_type_and_no_type_say_so() -> None:

@@ -24,7 +24,7 @@ def incoming(
 
 
 def id_of(chain: list[str], record: Incoming, type_: str | None = None) -> str | None:
-    return identity.first(identity.compile_chain(chain), record, type_)
+    return identity.compile_chain(chain).one(record, type_)
 
 
 def test_header_takes_the_last_of_that_name() -> None:
@@ -102,11 +102,23 @@ def test_nothing_yields_nothing() -> None:
 
 
 def test_scope_by_type_and_window() -> None:
-    plain = identity.scope(MessageSettings())
-    assert plain("a", "T", 1) == "a"
+    assert identity.scope(MessageSettings()) is None, "nothing to narrow, so nobody need be asked"
     typed = identity.scope(MessageSettings(scope_by_type=True))
+    assert typed is not None
     assert typed("a", "T", 1) != typed("a", "U", 1)
     windowed = identity.scope(MessageSettings(window_seconds=60))
+    assert windowed is not None
     assert windowed("a", None, 60_000) == windowed("a", None, 119_999)
     assert windowed("a", None, 60_000) != windowed("a", None, 120_000)
     assert windowed("a", None, None) is None
+
+
+def test_inbox_key_never_changes_between_versions() -> None:
+    """Rows of years are known by it, and `inbox_key` in the database makes the same one."""
+    key_of = identity.inbox_key("inventory")
+    assert key_of("placed-4711").hex() == "2760052fb62d8b1e93bef6b61ae671bd"
+    assert key_of("ü~orders:0:17").hex() == "ac36fd811c3330a4b1238e208642de2d"
+
+
+def test_inbox_keys_of_other_messages_and_consumers_differ() -> None:
+    assert len({identity.inbox_key(consumer)(id_) for consumer in "ab" for id_ in ("", "1", "2", "1 ")}) == 8

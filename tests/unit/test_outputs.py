@@ -10,7 +10,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from processor import Message, Output, outputs
+from processor import Message, Output, identity, outputs
 from processor.outputs import Outgoing
 
 
@@ -23,19 +23,28 @@ class Point:
     x: int
 
 
+KEY = identity.inbox_key("inventory")
+
+
 def cause(*headers: tuple[str, bytes | None], id_: str = "e1") -> Message[Any]:
     return Message(id_, "T", b"k", {}, headers, "orders", 0, 41, None)
 
 
+def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
+    return outputs.encode(output, of, KEY(of.id), index)
+
+
 def headers_of(outgoing: Outgoing) -> dict[str, Any]:
-    return dict(outgoing.headers)
+    """As a consumer gets them: bytes, whatever they were handed to the client as."""
+    return {name: value.encode() if isinstance(value, str) else value for name, value in outgoing.headers}
 
 
 def test_output_carries_deterministic_id_causation_and_correlation() -> None:
-    first = outputs.encode(Output("out", {"a": 1}, type="Done"), cause(), 0, "inventory")
-    again = outputs.encode(Output("out", {"a": 1}, type="Done"), cause(), 0, "inventory")
+    first = encode(Output("out", {"a": 1}, type="Done"), cause())
+    again = encode(Output("out", {"a": 1}, type="Done"), cause())
     assert first == again
     found = headers_of(first)
+    assert found["message-id"] == outputs.message_id(KEY("e1"), 0).encode()
     assert found["causation-id"] == b"e1"
     assert found["correlation-id"] == b"e1"
     assert found["type"] == b"Done"
@@ -44,7 +53,7 @@ def test_output_carries_deterministic_id_causation_and_correlation() -> None:
 
 def test_message_id_differs_by_place_cause_and_consumer() -> None:
     ids = {
-        outputs.message_id(consumer, cause_id, index)
+        outputs.message_id(identity.inbox_key(consumer)(cause_id), index)
         for consumer in ("a", "b")
         for cause_id in ("1", "2")
         for index in (0, 1)
@@ -53,24 +62,18 @@ def test_message_id_differs_by_place_cause_and_consumer() -> None:
 
 
 def test_message_id_never_changes_between_versions() -> None:
-    assert outputs.message_id("inventory", "e1", 0) == "101d68853c23ac4287a75f40f219b871"
+    assert outputs.message_id(KEY("e1"), 0) == "75b8b97764353866f22f9357dc97abc0-0"
 
 
 def test_correlation_and_traceparent_are_passed_on() -> None:
     traceparent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    found = headers_of(
-        outputs.encode(
-            Output("out", None), cause(("correlation-id", b"root"), ("traceparent", traceparent)), 0, "inventory"
-        )
-    )
+    found = headers_of(encode(Output("out", None), cause(("correlation-id", b"root"), ("traceparent", traceparent))))
     assert found["correlation-id"] == b"root"
     assert found["traceparent"] == traceparent
 
 
 def test_own_headers_win() -> None:
-    found = headers_of(
-        outputs.encode(Output("out", None, headers={"message-id": "mine", "n": None}), cause(), 0, "inventory")
-    )
+    found = headers_of(encode(Output("out", None, headers={"message-id": "mine", "n": None}), cause()))
     assert found["message-id"] == b"mine"
     assert found["n"] is None
 
@@ -89,7 +92,7 @@ def test_own_headers_win() -> None:
     ],
 )
 def test_value_is_encoded_by_kind(value: Any, expected: bytes | None) -> None:
-    assert outputs.encode(Output("out", value), cause(), 0, "c").value == expected
+    assert encode(Output("out", value), cause()).value == expected
 
 
 BAD_KEY: Any = 5
@@ -107,24 +110,38 @@ BAD_HEADER: Any = bytearray()
 )
 def test_output_that_cannot_be_sent_is_refused(output: Output) -> None:
     with pytest.raises(TypeError):
-        outputs.encode(output, cause(), 0, "c")
+        encode(output, cause())
 
 
 def test_ledger_blob_gives_back_what_went_in() -> None:
     sent = [
-        Outgoing(5, "a", b"k", b"v", [("h", b"x"), ("n", None), ("e", b"")]),
-        Outgoing(6, "b", None, None, []),
-        Outgoing(7, "a", b"", b"\x00" * 1000, [("ü", b"\xff\xfe")]),
+        encode(Output("a", b"v", b"k", {"h": b"x", "n": None, "e": b""}), cause(id_="e5")),
+        encode(Output("b", None), cause(id_="e6")),
+        encode(Output("b", None), cause(id_="e6"), 1),
+        encode(Output("a", b"\x00" * 1000, b"", {"ü": b"\xff\xfe"}, type="T"), cause(("traceparent", b"t"), id_="ü~7")),
     ]
-    assert outputs.unpack(outputs.pack(sent)) == sent
+    kept = outputs.unpack(outputs.pack(sent), KEY)
+    assert kept == sent
+    assert [output.headers for output in kept] == [output.headers for output in sent]
+    assert [output.size for output in kept] == [output.size for output in sent]
+
+
+@pytest.mark.parametrize(
+    "output", [Output("out", "x" * 500, "k" * 30), Output("out", None), Output("out", 1, headers={"h": "ü" * 90})]
+)
+def test_rough_size_is_never_below_the_size(output: Output) -> None:
+    """It is what decides whether the size is looked at before Kafka would refuse the record."""
+    for id_ in ("e", "ü" * 200, "\U0001f600" * 128):
+        encoded = encode(output, cause(id_=id_), 12_345)
+        assert encoded.roughly >= encoded.size
 
 
 def test_no_outputs_need_no_blob() -> None:
     assert outputs.pack([]) is None
-    assert outputs.unpack(None) == []
+    assert outputs.unpack(None, KEY) == []
 
 
 def test_blob_of_a_later_format_is_refused() -> None:
     head = orjson.dumps({"format": 99, "rows": []})
     with pytest.raises(ValueError, match="format 99"):
-        outputs.unpack(len(head).to_bytes(4, "big") + head)
+        outputs.unpack(len(head).to_bytes(4, "big") + head, KEY)

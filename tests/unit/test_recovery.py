@@ -14,7 +14,7 @@ LOG = Log("topic-1", 0, 1000)
 
 
 def ledger(first: int, next_: int, outputs: bytes | None = b"stored") -> LedgerRow:
-    return LedgerRow(7, "topic-1", first, next_, outputs)
+    return LedgerRow(7, "topic-1", first, next_, outputs, source=3)
 
 
 def ours(offset: int, epoch: int = 7) -> Committed:
