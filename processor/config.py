@@ -167,6 +167,7 @@ class KafkaSettings(_Table):
             "client.id": transactional_id,
             "linger.ms": 50,  # nothing waits for it: committing a transaction flushes at once
             "delivery.report.only.error": True,
+            "compression.type": "lz4",  # outputs of a batch are alike; the broker has less to look at too
         }
         return self._config("producer", defaults, fixed)
 

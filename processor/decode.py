@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
@@ -156,9 +156,9 @@ def _no_constant(name: str) -> None:
 class Columns:
     """Records of one partition, column by column: what all of them need is done several times as fast this way."""
 
-    def __init__(self, raws: Sequence[RawRecord], partition: Partition) -> None:
+    def __init__(self, raws: Sequence[RawRecord], values: list[bytes], partition: Partition) -> None:
         self.partition = partition
-        self.values: list[bytes] = [raw.value() for raw in raws]  # type: ignore[misc] # whoever made this has checked
+        self.values = values
         self.keys = [raw.key() for raw in raws]
         self.headers: list[Headers] = [raw.headers() or () for raw in raws]
         self.offsets = [raw.offset() for raw in raws]
@@ -167,8 +167,7 @@ class Columns:
 
     def only(self, where: Sequence[int]) -> Columns:
         """Some of the records, with what a handler's value is read from."""
-        some = Columns((), self.partition)
-        some.values = [self.values[index] for index in where]
+        some = Columns((), [self.values[index] for index in where], self.partition)
         if self._documents is not None:
             some._documents = [self._documents[index] for index in where]
         return some
@@ -183,6 +182,18 @@ class Columns:
             except orjson.JSONDecodeError:
                 return None
         return self._documents
+
+    def checksums(self) -> list[int]:
+        """What `_checksum` gives for each."""
+        return [checksum if checksum < 2**31 else checksum - 2**32 for checksum in map(zlib.crc32, self.values)]
+
+    def sizes(self) -> Iterable[int]:
+        """What `_size` gives for each."""
+        if any(self.headers):
+            return map(_size, self.keys, self.values, self.headers)
+        return [
+            len(value) + (0 if key is None else len(key)) for key, value in zip(self.keys, self.values, strict=True)
+        ]
 
     def may_lose_digits(self) -> bool:
         return self.has_run_of(_DIGITS_AND_POINT, _MAYBE_LONG)
@@ -218,7 +229,7 @@ class Decoder:
         if None in values or max(map(len, values)) > self._max_bytes:  # type: ignore[arg-type]
             return None
         try:
-            columns = Columns(raws, assignment.partition)
+            columns = Columns(raws, cast("list[bytes]", values), assignment.partition)
         except Exception:  # a header's name that is not UTF-8
             return None
         types = self._type.column(columns)
@@ -255,8 +266,8 @@ class Decoder:
                 messages,
                 map(self._key, ids),  # type: ignore[arg-type]
                 columns.values,
-                map(_checksum, columns.values),
-                map(_size, columns.keys, columns.values, columns.headers),
+                columns.checksums(),
+                columns.sizes(),
                 routes,
                 [route.inbox for route in routes],
                 repeat(None),

@@ -13,6 +13,8 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typing_extensions
@@ -42,11 +44,12 @@ class Route:
 
 
 class Given(NamedTuple):
-    """What a handler gave for one message."""
+    """What a handler gave: outputs, each with the record it answers and its place among that one's, and results."""
 
-    record: Record
-    outputs: Sequence[Output]
-    result: Any = None
+    outputs: Sequence[Output] = ()
+    causes: Sequence[Record] = ()
+    places: Sequence[int] = ()
+    results: Sequence[tuple[Record, Any]] = ()
 
 
 class Routes:
@@ -75,36 +78,44 @@ def load(settings: Settings) -> Routes:
 
 def given_for_one(record: Record, value: Any) -> Given:
     """A handler may return an Output, a list of them, a Result, or a plain value to be kept as result."""
-    match value:
-        case None:
-            return Given(record, ())
-        case Output():
-            return Given(record, (value,))
-        case Result():
-            return Given(record, value.outputs, value.value)
-        case list() | tuple():
-            for item in value:
-                if not isinstance(item, Output):
-                    raise TypeError(
-                        f"{record.handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
-                        "return Outputs, or Result(value, outputs)"
-                    )
-            return Given(record, value)
-        case _:
-            return Given(record, (), value)
-
-
-def given_for_batch(records: Sequence[Record], value: Any) -> list[Given]:
-    """What a batch handler gave, by the messages that it names as causes, in their order."""
+    if type(value) is Output:
+        return Given((value,), (record,), (0,))
     if value is None:
-        return []
+        return Given()
+    outputs: Sequence[Output] = ()
+    result: Any = None
+    if isinstance(value, Result):
+        outputs, result = value.outputs, value.value
+    elif isinstance(value, list | tuple):
+        outputs = value
+        for item in value:
+            if not isinstance(item, Output):
+                raise TypeError(
+                    f"{record.handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
+                    "return Outputs, or Result(value, outputs)"
+                )
+    elif isinstance(value, Output):
+        outputs = (value,)
+    else:
+        result = value
+    return Given(outputs, [record] * len(outputs), range(len(outputs)), () if result is None else ((record, result),))
+
+
+def given_for_batch(records: Sequence[Record], value: Any) -> Given:
+    """What a batch handler gave, put in the order of the messages that it names as causes."""
+    if value is None:
+        return Given()
     if not isinstance(value, list | tuple):
         value = [value]
+    if len(value) == len(records) and set(map(type, value)) == {Output}:
+        messages = [record.message for record in records]
+        if all(map(is_, map(_cause, value), messages)):  # the usual: one for each, in order
+            return Given(value, records, [0] * len(records))
     index_of = {id(record.message): index for index, record in enumerate(records)}
-    outputs: dict[int, list[Output]] = {}
+    outputs: list[tuple[int, Output]] = []
     results: dict[int, Any] = {}
     for item in value:
-        if type(item) is not Output and not isinstance(item, _RETURNABLE):
+        if not isinstance(item, Output | Result):
             raise TypeError(f"{records[0].handler} returned a {type(item).__name__}; a batch handler returns Outputs")
         index = index_of.get(id(item.cause))
         if index is None:
@@ -114,15 +125,20 @@ def given_for_batch(records: Sequence[Record], value: Any) -> list[Given]:
             )
         if isinstance(item, Result):
             results[index] = item.value
-            outputs.setdefault(index, []).extend(item.outputs)
-        elif index in outputs:
-            outputs[index].append(item)
+            outputs += [(index, output) for output in item.outputs]
         else:
-            outputs[index] = [item]
-    return [Given(records[index], given, results.get(index)) for index, given in sorted(outputs.items())]
+            outputs.append((index, item))
+    outputs.sort(key=itemgetter(0))
+    places = [place for _, run in groupby(outputs, key=itemgetter(0)) for place, _ in enumerate(run)]
+    return Given(
+        [output for _, output in outputs],
+        [records[index] for index, _ in outputs],
+        places,
+        [(records[index], result) for index, result in results.items() if result is not None],
+    )
 
 
-_RETURNABLE = (Output, Result)
+_cause = attrgetter("cause")
 
 
 def _signature(function: Handler) -> tuple[bool, Any]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from processor import dispatch, failures, outputs
@@ -90,8 +90,7 @@ class Handling:
         database.serve(route)
         value = await _called(route.handler([record.message for record in records], database))
         self._queue.raise_failure()
-        for given in dispatch.given_for_batch(records, value):
-            self._collect(given)
+        self._collect(dispatch.given_for_batch(records, value))
 
     async def _lanes(self, indices: Sequence[int]) -> None:
         """Up to `concurrency` handlers at a time, each key in one lane only; messages without a key in any."""
@@ -111,7 +110,7 @@ class Handling:
         for trouble in self._troubles:
             raise trouble
         for outgoing in self._work.outgoing.values():
-            outgoing.sort(key=attrgetter("source_offset", "index"))
+            outgoing.sort(key=attrgetter("source_offset", "place"))
 
     async def _lane(self, waiting: deque[list[int]]) -> None:
         """Take keys from those that wait until there are none, or until somebody is in trouble."""
@@ -165,17 +164,23 @@ class Handling:
 
     def _collect(self, given: Given) -> None:
         """Encode what a handler gave. What Kafka would refuse is refused now: later there is no way back."""
-        record, most = given.record, self._max_output
-        encoded = [
-            outputs.encode(output, record.message, record.key, index) for index, output in enumerate(given.outputs)
-        ]
+        for record, result in given.results:
+            self._work.results.append((record, outputs.dump_json(result).decode()))
+        if not given.outputs:
+            return
+        encoded = outputs.encode(given.outputs, given.causes, given.places)
+        most = self._max_output
         for output in encoded:
-            if output.roughly > most and output.size > most:
-                raise Reject(f"output to {output.topic} has {output.size} bytes, {most} at most")
-        if given.result is not None:
-            self._work.results.append((record, outputs.dump_json(given.result).decode()))
-        if encoded and record.message.offset >= record.assignment.silent_below:
-            self._work.outgoing.setdefault(record.assignment, []).extend(encoded)
+            if len(output.value or b"") + len(output.key or b"") > most // 2 or output.extra:
+                size = output.size()
+                if size > most:
+                    raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
+        for assignment, run in groupby(zip(map(_assignment, given.causes), encoded, strict=True), key=itemgetter(0)):
+            outgoing = self._work.outgoing.setdefault(assignment, [])
+            outgoing += [output for _, output in run if output.source_offset >= assignment.silent_below]
+
+
+_assignment = attrgetter("assignment")
 
 
 def _route(record: Record) -> Route:

@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from processor import failpoints
 from processor.errors import BatchAborted, Fenced, Halt, ProcessorError
-from processor.outputs import Outgoing
+from processor.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, Outgoing
 from processor.records import Partition
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ class Publisher:
         assert producer is not None
         self._call("beginning a transaction", producer.begin_transaction)
         failpoints.reach("after_begin")
-        for output in outputs:
-            self._produce(producer, output)
+        self._produce(producer, outputs)
         failpoints.reach("after_produce")
         positions = [TopicPartition(o.partition.topic, o.partition.number, o.next_offset, o.metadata) for o in offsets]
         if positions:
@@ -182,15 +181,23 @@ class Publisher:
         self._call("committing", producer.commit_transaction)
         failpoints.reach("after_kafka_commit")
 
-    def _produce(self, producer: Producer, output: Outgoing) -> None:
-        while True:
-            try:
-                producer.produce(output.topic, output.value, output.key, headers=output.headers)
-                return
-            except BufferError:
-                producer.poll(0.1)
-            except KafkaException as error:
-                self._give_up("producing", error.args[0])
+    def _produce(self, producer: Producer, outputs: Sequence[Outgoing]) -> None:
+        produce = producer.produce
+        for output in outputs:
+            _, topic, key, value, cause_id, _, id_, extra = output
+            headers: Any
+            if extra is None:
+                headers = [(MESSAGE_ID, id_), (CAUSATION_ID, cause_id), (CORRELATION_ID, cause_id)]
+            else:
+                headers = output.headers()
+            while True:
+                try:
+                    produce(topic, value, key, headers=headers)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+                except KafkaException as error:
+                    self._give_up("producing", error.args[0])
 
     def _call(self, during: str, function: Callable[..., Any], *args: Any) -> None:
         attempts = 0
