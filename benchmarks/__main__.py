@@ -32,6 +32,7 @@ from processor.stack import Stack
 
 RECORDS = 200_000
 QUICK_RECORDS = 30_000
+QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
 PEERS_PYTHON = Path(".bench/bin/python")
@@ -47,7 +48,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print only the results, as
 Out = Annotated[Path | None, typer.Option("--out", help="Also write the results to this file.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a threshold is missed.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw pictures into this folder.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A look in less than a minute: figures are rough.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Less than a minute: few subjects, rough figures, no limits.")]
 
 DEFAULT_DIRECTORY = Path(".stack/bench")
 
@@ -86,14 +87,16 @@ def run(
     unknown = set(only or ()) - {subject.name for subject in SUBJECTS}
     if unknown:
         raise typer.BadParameter(f"no subject {', '.join(sorted(unknown))}", param_hint="--only")
-    chosen = [subject for subject in SUBJECTS if not only or subject.name in only]
+    wanted = only or (QUICK_SUBJECTS if quick else [subject.name for subject in SUBJECTS])
+    chosen = [subject for subject in SUBJECTS if subject.name in wanted]
     if quick:
-        records, repeat = min(records, QUICK_RECORDS), 1
+        records, repeat, ceilings = min(records, QUICK_RECORDS), 1, False
 
     def work(site: Site, results: Results, show: Show) -> None:
         suite.throughput(site, results, chosen, records, repeat, show, with_ceilings=ceilings)
         if with_latency:
-            results.latencies = latencies.take_turns(site, QUICK_SECONDS if quick else SECONDS, min(repeat, 2), show)
+            seconds = QUICK_SECONDS if quick else SECONDS
+            results.latencies = latencies.take_turns(site, seconds, min(repeat, 2), show, with_profiles=not quick)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 
@@ -111,7 +114,7 @@ def latency(
     """Milliseconds from a producer to a committed reader: at 500 msg/s, and one message at a time."""
 
     def work(site: Site, results: Results, show: Show) -> None:
-        results.latencies = latencies.take_turns(site, seconds, repeat, show)
+        results.latencies = latencies.take_turns(site, seconds, repeat, show, with_profiles=True)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

@@ -35,7 +35,14 @@ async def run(job: Job) -> None:
         }
     )
     consumer.subscribe([job.input])
-    producer = Producer({"bootstrap.servers": job.bootstrap_servers, "transactional.id": job.group, "linger.ms": 0})
+    producer = Producer(
+        {
+            "bootstrap.servers": job.bootstrap_servers,
+            "transactional.id": job.group,
+            "linger.ms": 50,  # nothing waits for it: committing a transaction flushes at once
+            "delivery.report.only.error": True,
+        }
+    )
     producer.init_transactions()
     connection = await asyncpg.connect(job.database)
     insert = await connection.prepare(sql.INSERT_MANY)

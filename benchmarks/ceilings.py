@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import orjson
@@ -78,10 +79,13 @@ class Ceilings:
 
     def _produce(self, size: int) -> float:
         with self._site.job("produce", "none") as job:
-            producer = Producer(
-                {"bootstrap.servers": job.bootstrap_servers, "transactional.id": job.group, "linger.ms": 0},
-                logger=SILENT,
-            )
+            settings = {
+                "bootstrap.servers": job.bootstrap_servers,
+                "transactional.id": job.group,
+                "linger.ms": 50,
+                "delivery.report.only.error": True,
+            }
+            producer = Producer(settings, logger=SILENT)
             producer.init_transactions(CALL_SECONDS)
             warm = int(len(self._outputs) * WARM_UP)
             started = 0.0
@@ -114,6 +118,10 @@ def replay(url: str, recorded: Recording) -> float:
             for sql, arguments in transaction.statements:
                 if not arguments:
                     await connection.execute(sql)
+                    continue
+                if sql == recording.COPY:
+                    table, options, data = arguments
+                    await connection.copy_to_table(table, source=BytesIO(data), **options)
                     continue
                 statement = prepared.get(sql)
                 if statement is None:

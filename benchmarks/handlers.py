@@ -25,8 +25,8 @@ async def batch(messages: list[Message[Order]], db: Database) -> list[Output]:
 
 async def collect(message: Message[Order], db: Database) -> Output:
     order = message.value
-    db.collect(sql.INSERT_MANY, order["order_id"], order["sku"], order["quantity"])  # type: ignore[attr-defined]
-    db.collect(sql.UPDATE_MANY, order["sku"], order["quantity"])  # type: ignore[attr-defined]
+    db.collect(sql.INSERT_MANY, order["order_id"], order["sku"], order["quantity"])
+    db.collect(sql.UPDATE_MANY, order["sku"], order["quantity"])
     return answer(message)
 
 

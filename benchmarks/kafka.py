@@ -83,7 +83,7 @@ class Cluster:
 
     def read(self, topic: str, partitions: int) -> tuple[list[check.Pair], list[int]]:
         """Every committed record to the end of the topic as it is now, and when the broker appended it, in ms."""
-        consumer = self.reader(topic, partitions, enable_partition_eof=True)
+        consumer = self.reader(topic, partitions, enable_partition_eof=True, fetch_wait_max_ms=10)
         pairs: list[check.Pair] = []
         times: list[int] = []
         unfinished = set(range(partitions))

@@ -14,15 +14,14 @@ from benchmarks.processes import Running
 from benchmarks.show import Show
 from benchmarks.site import PARTITIONS, Site
 from benchmarks.subjects import BARE, Processor, Subject
-from processor.config import Settings
 
 PER_SECOND = 500
 WARM_UP_SECONDS = 2.0
 IDLE_MESSAGES = 20
 # Longer than any linger, shorter than what anybody would call a pause.
-IDLE_SECONDS = 0.25
+IDLE_SECONDS = 0.15
 
-DEFAULT = Processor("default", "processor, default profile", profile=None)
+DEFAULT = Processor("default", "processor, default profile", profile=None, same_batch=False)
 
 
 @dataclass(slots=True)
@@ -37,18 +36,17 @@ class Latency:
     wrong: list[str] = field(default_factory=list)
 
 
-def profiles() -> list[Subject]:
-    """The profiles that this release of the processor has."""
-    if "profile" not in Settings.model_fields:
-        return []
-    names = ("latency", "balanced", "throughput")
-    return [Processor(name, f"processor, profile {name}", profile=name) for name in names]
+PROFILES = [
+    Processor(name, f"processor, profile {name}", profile=name, same_batch=False)
+    for name in ("latency", "balanced", "throughput")
+]
 
 
-def take_turns(site: Site, seconds: float, repeat: int, show: Show) -> list[Latency]:
+def take_turns(site: Site, seconds: float, repeat: int, show: Show, *, with_profiles: bool) -> list[Latency]:
     """The bare loop and the default profile alternate; each other profile has one turn."""
-    turns = [(subject, turn) for turn in range(repeat) for subject in (BARE, DEFAULT)]
-    turns += [(subject, 0) for subject in profiles()]
+    turns: list[tuple[Subject, int]] = [(subject, turn) for turn in range(repeat) for subject in (BARE, DEFAULT)]
+    if with_profiles:
+        turns += [(subject, 0) for subject in PROFILES]
     found = []
     for subject, turn in turns:
         show.step(f"latency of {subject.name} at {PER_SECOND} msg/s, {turn + 1}")

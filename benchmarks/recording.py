@@ -18,7 +18,9 @@ from benchmarks.workload import Feed
 
 FOLDER = "BENCH_RECORDINGS"
 
+# SQL with its arguments; or COPY with the table, options of asyncpg's `copy_to_table`, and the data.
 Statement = tuple[str, tuple[Any, ...]]
+COPY = "COPY"
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import verdicts
+from benchmarks import stats, verdicts
 from benchmarks.growth import BYTES
 from benchmarks.results import Results
 from benchmarks.workload import VALUE_BYTES
@@ -40,6 +40,9 @@ def show(results: Results) -> None:
         )
     for line in results.wrong:
         console.print(Text(line, "bold red"))
+    shares = _shares(results)
+    if shares:
+        console.print(f"share of the limits: {', '.join(shares)}", highlight=False)
     promised = list(verdicts.verdicts(results))
     if promised:
         console.print(_verdicts(promised))
@@ -90,6 +93,20 @@ def _throughput(results: Results) -> Table:
             name, f"limit: {title}", f"{median(rates):,.0f}", f"{min(rates):,.0f}", f"{max(rates):,.0f}", style="dim"
         )
     return table
+
+
+def _shares(results: Results) -> list[str]:
+    found = []
+    for name, limit in (
+        ("batch", "sql-1"),
+        ("batch", "pgbench-1"),
+        ("batch-2", "pgbench-2"),
+        ("batch", "produce-2000"),
+    ):
+        share = stats.ratio(results.rates(name), results.rates(limit))
+        if share is not None:
+            found.append(f"{name} is {share:.0%} of {limit}")
+    return found
 
 
 def _latency(results: Results) -> Table:

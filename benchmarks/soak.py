@@ -18,7 +18,7 @@ from benchmarks.subjects import Processor
 SAMPLE_SECONDS = 1.0
 MEGABYTE = 1_000_000
 
-SUBJECT = Processor("soak", "processor, default profile", profile=None)
+SUBJECT = Processor("soak", "processor, default profile", profile=None, same_batch=False)
 
 
 @dataclass(slots=True)
