@@ -257,10 +257,13 @@ class Database:
         self._queued = []
         return True
 
-    async def stay_awake(self, seconds: float) -> None:
+    def quiet_for(self) -> float:
+        """The seconds since Postgres heard of this transaction."""
+        return asyncio.get_running_loop().time() - self._queue.last_sent
+
+    async def stay_awake(self) -> None:
         """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
-        if asyncio.get_running_loop().time() - self._queue.last_sent > seconds:
-            await self.fetchval("SELECT 1")
+        await self.fetchval("SELECT 1")
 
     def _put(self, sql: str, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> _Queued:
         self._queue.check(sql)

@@ -120,34 +120,33 @@ class Handling:
                 if self._troubles:
                     return
                 try:
-                    await self._message(index, database)
+                    failure = await self._one(index, database)
+                    if failure is not None:
+                        self._fail(index, failure, database)
                 except Exception as error:
                     self._troubles.append(error)
                     if self._concurrency == 1:
                         raise
                     return
 
-    async def _message(self, index: int, database: Database) -> None:
-        record = self._records[index]
-        failure = await self._one(record, index, database)
-        if failure is None:
-            return
+    def _fail(self, index: int, failure: Failure, database: Database) -> None:
         # What it only queued can be taken back; but if the same message comes again in this batch, the
         # batch is run again in two parts, so that the later delivery gets its try.
         if index in self._claims.repeated or not database.withdraw():
             raise Culprit(index, failure)
-        record.failure = failure
+        self._records[index].failure = failure
 
-    async def _one(self, record: Record, index: int, database: Database) -> Failure | None:
+    async def _one(self, index: int, database: Database) -> Failure | None:
         """Run one handler; gives the failure if the message is to blame, raises if it is not or not surely."""
-        route = _route(record)
-        key = record.message.key
-        await database.stay_awake(self._idle_at_most)
-        database.serve(record if key is None else (record.message.partition, key))
+        record = self._records[index]
+        route, message = _route(record), record.message
+        if database.quiet_for() > self._idle_at_most:
+            await database.stay_awake()
+        database.serve(record if message.key is None else (message.partition, message.key))
         try:
-            given = dispatch.given_for_one(record, await _called(route.handler(record.message, database)))
+            value = await _called(route.handler(message, database))
             self._queue.raise_failure()
-            self._collect(given)
+            self._collect(dispatch.given_for_one(record, value))
         except Retry as retry:
             record.retries += 1
             if record.retries > failures.RETRIES:
@@ -168,7 +167,10 @@ class Handling:
             self._work.results.append((record, outputs.dump_json(result).decode()))
         if not given.outputs:
             return
-        encoded = outputs.encode(given.outputs, given.causes, given.places)
+        if len(given.outputs) == 1:
+            encoded = [outputs.encode(given.outputs[0], given.causes[0], given.places[0])]
+        else:
+            encoded = outputs.encode_all(given.outputs, given.causes, given.places)
         most = self._max_output
         for output in encoded:
             if len(output.value or b"") + len(output.key or b"") > most // 2 or output.extra:

@@ -63,16 +63,33 @@ class Outgoing(NamedTuple):
         return size
 
 
-def encode(outputs: Sequence[Output], causes: Sequence[Record], places: Iterable[int]) -> list[Outgoing]:
-    """Each output with the record that it answers and its place among that one's outputs.
+def encode(output: Output, cause: Record, place: int) -> Outgoing:
+    """An output, the record that it answers, and its place among that one's outputs."""
+    message = cause.message
+    if not output.topic:
+        raise TypeError(f"an Output's topic must be a name, not {output.topic!r}")
+    key, value = output.key, output.value
+    return Outgoing(
+        message.offset,
+        output.topic,
+        key.encode() if type(key) is str else _bytes("key", key),
+        orjson.dumps(value, default=_plain) if type(value) is dict else _value(value),
+        message.id,
+        place,
+        message_id(cause.key, place),
+        _extra(output, message) if output.type is not None or output.headers or message.headers else None,
+    )
 
-    By the column, since there is one for nearly every record that is processed.
-    """
-    if not all(output.topic for output in outputs):
-        raise TypeError("an Output's topic must be a name, not empty")
+
+def encode_all(outputs: Sequence[Output], causes: Sequence[Record], places: Sequence[int]) -> list[Outgoing]:
+    """What `encode` gives for each, by the column: there is one for nearly every record that is processed."""
     messages = [cause.message for cause in causes]
-    places = list(places)
-    plain = not any([output.type or output.headers or cause.headers for output, cause in zip(outputs, messages)])  # noqa: B905, C419
+    unusual = [
+        output.type is not None or output.headers or message.headers or not output.topic
+        for output, message in zip(outputs, messages, strict=True)
+    ]
+    if any(unusual):
+        return list(map(encode, outputs, causes, places))
     columns = zip(
         [message.offset for message in messages],
         [output.topic for output in outputs],
@@ -84,8 +101,7 @@ def encode(outputs: Sequence[Output], causes: Sequence[Record], places: Iterable
         [message.id for message in messages],
         places,
         [message_id(cause.key, place) for cause, place in zip(causes, places, strict=True)],
-        repeat(None) if plain else [_extra(output, message) for output, message in zip(outputs, messages, strict=True)],
-        strict=False,
+        repeat(None),
     )
     return list(map(_outgoing, columns))
 
