@@ -533,6 +533,7 @@ def test_the_producer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "queue.buffering.max.ms": 4,
         "message.send.max.retries": 8,
         "delivery.report.only.error": True,
+        "compression.type": "lz4",
     }
 
 

@@ -11,7 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from processor import Message, Output, identity, outputs
+from processor.consumer import Assignment
 from processor.outputs import Outgoing
+from processor.records import Partition, Record
 
 
 class Priced(BaseModel):
@@ -31,12 +33,17 @@ def cause(*headers: tuple[str, bytes | None], id_: str = "e1") -> Message[Any]:
 
 
 def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
-    return outputs.encode(output, of, KEY(of.id), index)
+    (encoded,) = outputs.encode([output], [record(of)], [index])
+    return encoded
+
+
+def record(message: Message[Any]) -> Record:
+    return Record(message, KEY(message.id), b"", 0, 0, None, True, None, Assignment(Partition("orders", 0)))
 
 
 def headers_of(outgoing: Outgoing) -> dict[str, Any]:
     """As a consumer gets them: bytes, whatever they were handed to the client as."""
-    return {name: value.encode() if isinstance(value, str) else value for name, value in outgoing.headers}
+    return {name: value.encode() if isinstance(value, str) else value for name, value in outgoing.headers()}
 
 
 def test_output_carries_deterministic_id_causation_and_correlation() -> None:
@@ -122,18 +129,27 @@ def test_ledger_blob_gives_back_what_went_in() -> None:
     ]
     kept = outputs.unpack(outputs.pack(sent), KEY)
     assert kept == sent
-    assert [output.headers for output in kept] == [output.headers for output in sent]
-    assert [output.size for output in kept] == [output.size for output in sent]
+    assert [output.headers() for output in kept] == [output.headers() for output in sent]
+    assert [output.size() for output in kept] == [output.size() for output in sent]
 
 
-@pytest.mark.parametrize(
-    "output", [Output("out", "x" * 500, "k" * 30), Output("out", None), Output("out", 1, headers={"h": "ü" * 90})]
-)
-def test_rough_size_is_never_below_the_size(output: Output) -> None:
-    """It is what decides whether the size is looked at before Kafka would refuse the record."""
-    for id_ in ("e", "ü" * 200, "\U0001f600" * 128):
-        encoded = encode(output, cause(id_=id_), 12_345)
-        assert encoded.roughly >= encoded.size
+def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
+    """What one of them has, its neighbours have not."""
+    plain = [Output("out", {"n": n}, f"k{n}") for n in range(3)]
+    odd = [
+        Output("out", None),
+        Output("other", "text", b"\xff", type="Done"),
+        Output("out", 1, headers={"mine": "x", "message-id": "own"}),
+        Output("out", [Priced(price=Decimal("1.10"))]),
+    ]
+    causes = [cause(id_=f"e{n}") for n in range(6)] + [cause(("correlation-id", b"root"), id_="e6")]
+    for together in (plain, odd, [*plain, *odd], [*odd, *plain]):
+        of = causes[-len(together) :]
+        places = range(len(together))
+        found = outputs.encode(together, list(map(record, of)), places)
+        alone = [encode(output, cause, place) for output, cause, place in zip(together, of, places, strict=True)]
+        assert found == alone
+        assert [headers_of(output) for output in found] == [headers_of(output) for output in alone]
 
 
 def test_no_outputs_need_no_blob() -> None:
