@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
+# The claim is the first thing that is done in a transaction; it can be taken back to here by itself.
+BEGIN = "BEGIN; SAVEPOINT claim"
+TAKE_BACK = "ROLLBACK TO SAVEPOINT claim"
+
 # Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
 CLAIM = """
     WITH won AS (
@@ -44,7 +48,7 @@ COPIED = ("key", "source", "offset", "payload_hash")
 _copied = Struct("!h i16s ii iq ii").pack
 _COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
-# Below this a COPY saves less than the savepoint around it costs.
+# For fewer records the second round trip of a COPY costs more than it saves.
 COPY_FROM = 100
 # After a known key, so many batches without one are seen before the next COPY is tried.
 CLEAN_BATCHES = 16
@@ -283,16 +287,13 @@ async def _copy(connection: Connection[Row], records: Sequence[Record]) -> bool:
     async def source() -> AsyncIterator[bytes]:
         yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
 
-    savepoint = connection.transaction()
-    await savepoint.start()
     try:
         await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
     except Exception as error:
         if not postgres.is_known_key(error):
             raise
-        await savepoint.rollback()
+        await connection.execute(TAKE_BACK)
         return False
-    await savepoint.commit()
     return True
 
 

@@ -25,7 +25,7 @@ from processor.decode import Decoder
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
 from processor.failures import Culprit, Cut, HandlerError, Later, Retry, Unattributed
 from processor.handling import Handling, Work
-from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
+from processor.inbox import BEGIN, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
 from processor.records import Partition, Record
@@ -192,8 +192,7 @@ class Engine:
         records = part.records
         await asyncio.sleep(part.delay)
         async with self._work_session.use() as connection:
-            transaction = connection.transaction()
-            await transaction.start()
+            await connection.execute(BEGIN)
             try:
                 failpoints.reach("before_claim")
                 claims = await self._inbox.claim(connection, records)
@@ -213,11 +212,13 @@ class Engine:
                 await self._advance(connection, shares)
                 failpoints.reach("after_ledger")
             except Exception as error:
-                await self._roll_back(connection, transaction)
+                await self._roll_back(connection)
                 self._raise_attributed(error, part)
             failpoints.reach("before_postgres_commit")
             try:
-                await transaction.commit()
+                # Postgres answers the COMMIT of a transaction that has failed with ROLLBACK, and with no error.
+                if await connection.execute("COMMIT") != "COMMIT":
+                    raise BatchAborted("Postgres rolled the batch back")
             except Exception as error:
                 # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
                 self._raise_attributed(error, part)
@@ -253,9 +254,9 @@ class Engine:
         if others:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
 
-    async def _roll_back(self, connection: Connection[Row], transaction: Any) -> None:
+    async def _roll_back(self, connection: Connection[Row]) -> None:
         try:
-            await transaction.rollback()
+            await connection.execute("ROLLBACK")
         except Exception as error:  # the connection is of no use; Postgres rolls back by itself
             log.debug("rollback_failed", error=str(error))
             connection.terminate()
