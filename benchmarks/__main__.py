@@ -35,6 +35,7 @@ QUICK_RECORDS = 30_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
+PEERS_RECORDS = 100_000
 PEERS_PYTHON = Path(".bench/bin/python")
 
 app = typer.Typer(
@@ -171,7 +172,7 @@ def soak(
 
 @app.command()
 def peers(
-    records: Annotated[int, typer.Option(min=1000, help="Records at most; slow ones get fewer.")] = RECORDS,
+    records: Annotated[int, typer.Option(min=1000, help="Records at most; slow ones get fewer.")] = PEERS_RECORDS,
     repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="Only this peer; may be repeated.")] = None,
     python: Annotated[Path, typer.Option(help="The Python of the peers' environment.")] = PEERS_PYTHON,
@@ -191,6 +192,15 @@ def peers(
         suite.throughput(site, results, [BATCH, *chosen], records, repeat, show, with_ceilings=False)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command(name="show")
+def show_(
+    files: Annotated[list[Path], typer.Argument(help="Files written with --out.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="As in docs/performance.md.")] = False,
+) -> None:
+    """The tables of results that were written to files, those of several together."""
+    report.show(Results.together(map(Results.read, files)), markdown=markdown)
 
 
 @app.command()

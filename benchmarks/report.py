@@ -17,20 +17,29 @@ from benchmarks.results import Results
 from benchmarks.workload import VALUE_BYTES
 
 WIDTH = 120
+MARKDOWN_WIDTH = 200
 PARTS = ("subject", "postgres", "broker")
 
 
-def show(results: Results) -> None:
+def show(results: Results, *, markdown: bool = False) -> None:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    if markdown or not console.is_terminal:
+        console = Console(width=MARKDOWN_WIDTH if markdown else WIDTH)
+
+    def show_table(table: Table) -> None:
+        if markdown:
+            table.box = box.MARKDOWN
+            for column in table.columns:
+                column.header = str(column.header).replace("\n", " ")
+        console.print(table)
+
     _say_where(console, results)
     if results.runs:
-        console.print(_throughput(results))
+        show_table(_throughput(results))
     if results.latencies:
-        console.print(_latency(results))
+        show_table(_latency(results))
     if results.points:
-        console.print(_growth(results))
+        show_table(_growth(results))
     if results.soak is not None and not results.soak.wrong:
         soak = results.soak
         console.print(
@@ -45,7 +54,7 @@ def show(results: Results) -> None:
         console.print(f"share of the limits: {', '.join(shares)}", highlight=False)
     promised = list(verdicts.verdicts(results))
     if promised:
-        console.print(_verdicts(promised))
+        show_table(_verdicts(promised))
 
 
 def as_json(results: Results) -> dict[str, Any]:

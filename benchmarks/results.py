@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
 from benchmarks.soak import Soak
+
+# More than anybody repeats.
+SESSION = 1000
 
 
 @dataclass(slots=True)
@@ -74,6 +78,23 @@ class Results:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def together(cls, all_: Iterable[Results]) -> Results:
+        """Sessions on the same machine as one. Their repetitions stay apart: ratios are taken within a session."""
+        first, *others = all_
+        for number, other in enumerate(others, 1):
+            measured: list[Run | Ceiling | Latency | Point]
+            measured = [*other.runs, *other.ceilings, *other.latencies, *other.points]
+            for one in measured:
+                one.repetition += number * SESSION
+            first.titles |= other.titles
+            first.runs += other.runs
+            first.ceilings += other.ceilings
+            first.latencies += other.latencies
+            first.points += other.points
+            first.soak = other.soak or first.soak
+        return first
 
     @classmethod
     def read(cls, path: Path) -> Results:

@@ -167,6 +167,12 @@ def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert Results.read(tmp_path / "results.json") == found
 
 
+def test_ratios_are_never_taken_between_sessions() -> None:
+    found = Results.together([results(bare=100.0, batch=100.0), results(bare=10.0, batch=5.0, single=1.0)])
+    assert sorted(found.rates("batch").values()) == [5.0, 100.0]
+    assert [verdict.value for verdict in verdicts.verdicts(found)] == [0.75, 5.0]
+
+
 def test_orders_are_the_same_every_time_and_have_the_wanted_size() -> None:
     assert list(workload.orders(50)) == list(workload.orders(50))
     sizes = {len(value) for _, _, value in workload.orders(50, 1000)}
