@@ -151,8 +151,8 @@ def topics(stack: Servers) -> Topics:
 def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Deploy:
     """Creates topics and a configuration of the inventory example on this test's database, with ample stock.
 
-    `settings` are tables of the configuration, merged over the short time-outs that tests want; `stack` and
-    `database` say where, if it is not the test run's stack and this test's database.
+    `settings` are tables and plain settings of the configuration, merged over the short time-outs that tests want;
+    `stack` and `database` say where, if it is not the test run's stack and this test's database.
     """
     default, own = stack, database
 

@@ -75,6 +75,7 @@ class Bench:
         started = [Engine(settings, routes) for _ in range(engines)]
         tasks = [asyncio.create_task(engine.run()) for engine in started]
         self._tasks = tasks
+        self.engines = started
         try:
             yield
         finally:

@@ -64,9 +64,13 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def write(path: Path, top: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
-    """As TOML; what JSON calls a string, number, boolean or list of them, TOML does too."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
-    _write_tables(lines, "", tables)
+    """As TOML; what JSON calls a string, number, boolean or list of them, TOML does too.
+
+    What among the tables is none goes to the top, and None takes a table away.
+    """
+    plain = {key: value for key, value in tables.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {**top, **plain}.items()]
+    _write_tables(lines, "", {name: table for name, table in tables.items() if isinstance(table, Mapping)})
     path.write_text("\n".join(lines) + "\n")
 
 

@@ -6,21 +6,32 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 from processor import Database, Message, Output, Reject, Result, Retry
 
 INSERT = "INSERT INTO effects (what) VALUES ($1)"
 
+COLLECT = "INSERT INTO effects (what) SELECT * FROM unnest($1::text[])"
+
 output_topic = ""
 calls: Counter[str] = Counter()
 failing: set[str] = set()
 gate = asyncio.Event()
+in_flight = 0
+seen_in_flight: list[int] = []  # how many there were, at the beginning and the end of each
+
+
+def probe() -> None:
+    """A test may put its own in here; called by handlers that say so."""
 
 
 def reset(topic: str) -> None:
-    global output_topic
+    global output_topic, in_flight
     output_topic = topic
+    in_flight = 0
+    seen_in_flight.clear()
     calls.clear()
     failing.clear()
 
@@ -187,3 +198,117 @@ async def cancelled(message: Message[Any], db: Database) -> None:
 
 async def rejected(message: Message[Any], db: Database) -> None:
     raise Reject("as told")
+
+
+async def steps(message: Message[Any], db: Database) -> Result:
+    """Whatever the message asks for, in its order; answers what its reads have seen."""
+    calls[message.id] += 1
+    seen = []
+    for step, *arguments in message.value["steps"]:
+        match step:
+            case "write":
+                db.write(INSERT, *arguments)
+            case "append":
+                db.write("UPDATE effects SET what = what || $1", *arguments)
+            case "collect":
+                db.collect(COLLECT, *arguments)
+            case "insert":
+                db.insert("effects", what=arguments[0])
+            case "insert into":
+                db.insert(arguments[0], **arguments[1])
+            case "execute":
+                await db.execute(INSERT, *arguments)
+            case "read":
+                rows = await db.fetch("SELECT what FROM effects ORDER BY id")
+                seen.append([row["what"] for row in rows])
+    return Result(seen)
+
+
+async def upsert_many(messages: list[Message[Any]], db: Database) -> None:
+    for message in messages:
+        await upsert_and_delete(message, db)
+
+
+async def delete_many(messages: list[Message[Any]], db: Database) -> None:
+    for message in messages:
+        await upsert_and_delete(message, db)
+
+
+async def result_with_an_output_too_large(message: Message[Any], db: Database) -> Result:
+    calls[message.id] += 1
+    return Result({"kept": True}, [Output(output_topic, "x" * 2_000_000)])
+
+
+@contextlib.asynccontextmanager
+async def _in_flight() -> AsyncIterator[None]:
+    global in_flight
+    in_flight += 1
+    seen_in_flight.append(in_flight)
+    try:
+        yield
+    finally:
+        seen_in_flight.append(in_flight)
+        in_flight -= 1
+
+
+async def lane(message: Message[Any], db: Database) -> Output:
+    """Waits as for an answer of another service, writes, and fails where it is told to."""
+    calls[message.id] += 1
+    async with _in_flight():
+        await asyncio.sleep(0.01)
+    db.write(INSERT, _what(message))
+    if message.id in failing:
+        raise RuntimeError(f"told to fail on {message.id}")
+    return Output(output_topic, {"what": _what(message)}, key=message.key)
+
+
+async def uneven_lane(message: Message[Any], db: Database) -> list[Output]:
+    """The earlier the message, the longer it waits: whoever does not care about order gets it wrong."""
+    calls[message.id] += 1
+    async with _in_flight():
+        for _ in range(50 - int(message.offset) % 50):
+            await asyncio.sleep(0)
+        await db.execute(INSERT, _what(message))
+        await asyncio.sleep(0)
+    if message.id in failing:
+        await db.execute("SELECT 1 / 0")
+    return [Output(output_topic, {"what": f"{_what(message)}.{n}"}, key=message.key) for n in range(2)]
+
+
+async def lane_later(message: Message[Any], db: Database) -> Output:
+    """Asks to be tried again twice, from among others that are at work."""
+    async with _in_flight():
+        await asyncio.sleep(0)
+    return await later(message, db)
+
+
+async def slow_lane(message: Message[Any], db: Database) -> None:
+    """Never ends; opens the gate when four are at it."""
+    calls[message.id] += 1
+    async with _in_flight():
+        await db.execute(INSERT, _what(message))
+        if in_flight >= 4:
+            gate.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            with contextlib.suppress(Exception):
+                await db.execute(INSERT, "after the end")
+
+
+async def slow_at_first(message: Message[Any], db: Database) -> None:
+    """The first message takes longer than a group waits for a member that does not poll."""
+    probe()
+    calls[message.id] += 1
+    db.write(INSERT, message.id)
+    if len(calls) == 1:
+        for _ in range(25):
+            await asyncio.sleep(0.1)
+            probe()
+
+
+async def never(message: Message[Any], db: Database) -> None:
+    """Asks to be tried again for ever."""
+    calls[message.id] += 1
+    db.write(INSERT, _what(message))
+    raise Retry("not yet", after=0.0)

@@ -33,8 +33,7 @@ def cause(*headers: tuple[str, bytes | None], id_: str = "e1") -> Message[Any]:
 
 
 def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
-    (encoded,) = outputs.encode([output], [record(of)], [index])
-    return encoded
+    return outputs.encode(output, record(of), index)
 
 
 def record(message: Message[Any]) -> Record:
@@ -146,7 +145,7 @@ def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
     for together in (plain, odd, [*plain, *odd], [*odd, *plain]):
         of = causes[-len(together) :]
         places = range(len(together))
-        found = outputs.encode(together, list(map(record, of)), places)
+        found = outputs.encode_all(together, list(map(record, of)), places)
         alone = [encode(output, cause, place) for output, cause, place in zip(together, of, places, strict=True)]
         assert found == alone
         assert [headers_of(output) for output in found] == [headers_of(output) for output in alone]

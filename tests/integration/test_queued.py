@@ -1,0 +1,210 @@
+"""What handlers queue: how it is sent, in which order, and who is blamed if Postgres does not want it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import MakeBench
+from tests.support import handlers
+from tests.support.bench import Bench, Sent
+
+FULL_BATCH = {"max_messages": 1000, "linger_ms": 300}
+
+
+def asking(name: str, *steps: Any, key: bytes | None = b"k", **fields: Any) -> Sent:
+    return Sent({"steps": list(steps)}, id=name, key=key, **fields)
+
+
+async def count_statements(bench: Bench) -> None:
+    await bench.execute(
+        "CREATE TABLE statements (what text)",
+        """CREATE FUNCTION count_statement() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN INSERT INTO statements VALUES (split_part(ltrim(current_query()), ' ', 1)); RETURN NULL; END $$""",
+        "CREATE TRIGGER counting AFTER INSERT ON effects FOR EACH STATEMENT EXECUTE FUNCTION count_statement()",
+    )
+
+
+async def statements(bench: Bench) -> list[str]:
+    return [row["what"] for row in await bench.rows("SELECT what FROM statements")]
+
+
+async def transactions(bench: Bench) -> int:
+    """How many committed batches the inbox has rows of: now() is the same throughout one."""
+    return int((await bench.rows("SELECT count(DISTINCT received_at) FROM inbox"))[0]["count"])
+
+
+@pytest.mark.parametrize(("step", "tag"), [("collect", "INSERT"), ("insert", "COPY")])
+async def test_what_is_collected_or_inserted_goes_in_one_statement_per_batch(
+    bench: MakeBench, step: str, tag: str
+) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    await count_statements(b)
+    b.send([asking(f"m{n}", [step, f"w{n}"], key=f"k{n}".encode()) for n in range(400)])
+    await b.run_until_done()
+    assert await b.effects() == [f"w{n}" for n in range(400)]
+    assert await statements(b) == [tag] * await transactions(b)
+    assert len(await statements(b)) < 100
+
+
+async def test_the_count_would_tell_one_statement_per_message(bench: MakeBench) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    await count_statements(b)
+    b.send([asking(f"m{n}", ["write", f"w{n}"], key=f"k{n}".encode()) for n in range(50)])
+    await b.run_until_done()
+    assert len(await statements(b)) == 50
+
+
+async def test_whatever_is_queued_for_one_key_runs_in_its_order(bench: MakeBench) -> None:
+    """`append` changes every row there is so far, so what each row ends with tells what came after it."""
+    b = bench("steps", batch=FULL_BATCH)
+    b.send(
+        [
+            asking("m0", ["collect", "a"], ["append", "1"], ["insert", "b"], ["append", "2"]),
+            asking("m1", ["insert", "c"], ["collect", "d"], ["append", "3"]),
+            asking("m2", ["write", "e"], ["append", "4"], ["collect", "f"]),
+        ]
+    )
+    await b.run_until_done()
+    assert await b.effects() == ["a1234", "b234", "c34", "d34", "e4", "f"]
+
+
+async def test_a_read_sees_everything_queued_before_it_and_nothing_queued_after(bench: MakeBench) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    b.send(
+        [
+            asking("m0", ["collect", "a"], ["insert", "b"], ["write", "c"], key=b"one"),
+            asking("m1", ["insert", "d"], ["read"], ["collect", "e"], key=b"two"),
+            asking("m2", ["read"], ["execute", "f"], ["read"], key=b"three"),
+        ]
+    )
+    await b.run_until_done()
+    rows = await b.inbox()
+    (seen,) = json.loads(rows["m1"]["result"])
+    assert sorted(seen) == ["a", "b", "c", "d"]
+    first, second = json.loads(rows["m2"]["result"])
+    assert first == [*seen, "e"]
+    assert second == [*seen, "e", "f"]
+
+
+@pytest.mark.parametrize("poison", ["w13", 5, None, "a\0b"], ids=["constraint", "wrong type", "null", "NUL"])
+@pytest.mark.parametrize("step", ["collect", "insert"])
+async def test_queued_row_that_postgres_refuses_fails_its_message_alone(
+    bench: MakeBench, step: str, poison: Any
+) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    await b.execute("ALTER TABLE effects ADD CHECK (what <> 'w13')")
+    good = [f"g{n}" for n in range(40)]
+    sent = [asking(name, [step, name], key=name.encode()) for name in good]
+    sent.insert(17, asking("poison", [step, poison], key=b"poison"))
+    b.send(sent)
+    await b.run_until_done()
+    assert sorted(await b.effects()) == sorted(good)
+    rows = await b.inbox()
+    assert {name for name, row in rows.items() if row["status"] != "completed"} == {"poison"}
+    row = rows["poison"]
+    assert (row["status"], row["offset"], row["record_key"], row["type"]) == ("failed", 17, b"poison", "T")
+    assert json.loads(row["payload"]) == {"steps": [[step, poison]]}
+    error = json.loads(row["error"])
+    assert error["reason"] == "handler_error"
+    assert ("unnest" if step == "collect" else "insert into effects") in error["message"]
+    if poison == "w13":
+        assert "SQLSTATE 23514" in error["message"]
+
+
+async def test_poison_beside_other_queued_writes_takes_nothing_of_its_neighbours_with_it(bench: MakeBench) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    await b.execute("ALTER TABLE effects ADD CHECK (what <> 'bad')")
+    b.send(
+        [
+            asking(f"m{n}", ["write", f"w{n}"], ["collect", "bad" if n in (3, 11) else f"c{n}"], ["insert", f"i{n}"])
+            for n in range(12)
+        ]
+    )
+    await b.run_until_done()
+    expected = [what for n in range(12) if n not in (3, 11) for what in (f"w{n}", f"c{n}", f"i{n}")]
+    assert sorted(await b.effects()) == sorted(expected)
+    assert {name for name, row in (await b.inbox()).items() if row["status"] == "failed"} == {"m3", "m11"}
+
+
+async def test_rows_go_to_the_schema_that_is_named(bench: MakeBench) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    await b.execute(
+        "CREATE SCHEMA warehouse",
+        'CREATE TABLE warehouse."Odd Name" (id integer PRIMARY KEY, "Any Column" text, at integer DEFAULT 7)',
+    )
+    b.send(
+        [
+            asking(f"m{n}", ["insert into", "warehouse.Odd Name", {"id": n, "Any Column": f"w{n}"}], key=None)
+            for n in range(5)
+        ]
+    )
+    await b.run_until_done()
+    rows = await b.rows('SELECT id, "Any Column" AS what, at FROM warehouse."Odd Name" ORDER BY id')
+    assert [(row["id"], row["what"], row["at"]) for row in rows] == [(n, f"w{n}", 7) for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (["insert into", "effects", {"no_such": 1}], "no_such"),
+        (["insert into", "no_such_table", {"what": "x"}], "no_such_table"),
+        (["insert into", "no_such_schema.effects", {"what": "x"}], "no_such_schema"),
+        (["insert into", "effects", {"what; DROP TABLE effects": "x"}], "what; DROP TABLE effects"),
+        (["insert into", "effects", {}], "insert('effects') names no columns; write insert('effects', column=value)"),
+        (["collect"], "collect() needs at least one argument to gather; without any, use write()"),
+        (["collect", "x", "one too many"], "2"),
+    ],
+)
+async def test_call_that_cannot_work_says_what_is_wrong_with_it(bench: MakeBench, step: Any, told: str) -> None:
+    b = bench("steps", batch=FULL_BATCH)
+    b.send([asking("good0", ["insert", "g0"]), asking("bad", step), asking("good1", ["collect", "g1"])])
+    await b.run_until_done()
+    assert sorted(await b.effects()) == ["g0", "g1"]
+    rows = await b.inbox()
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "good0": "completed",
+        "bad": "failed",
+        "good1": "completed",
+    }
+    assert told in json.loads(rows["bad"]["error"])["message"]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"U": "upsert_many", "D": "delete_many"},
+        {"U": "upsert_and_delete", "D": "delete_many"},
+        {"U": "upsert_many", "D": "upsert_and_delete"},
+        {"U": "upsert_and_delete", "D": "upsert_and_delete"},
+    ],
+    ids=["both in batches", "deletes in batches", "upserts in batches", "neither"],
+)
+async def test_queued_writes_of_one_key_keep_their_order_from_one_handler_to_the_next(
+    bench: MakeBench, kinds: dict[str, str]
+) -> None:
+    b = bench(kinds, batch=FULL_BATCH)
+    await b.execute("CREATE TABLE latest (key bytea PRIMARY KEY, what text)")
+    feed = [(b"a", "1"), (b"b", "1"), (b"a", "delete"), (b"b", "delete"), (b"a", "2")]
+    b.send(
+        [Sent({"what": what}, key, "D" if what == "delete" else "U", id=f"m{n}") for n, (key, what) in enumerate(feed)]
+    )
+    await b.run_until_done()
+    rows = await b.rows("SELECT key, what FROM latest ORDER BY key")
+    assert [(row["key"], row["what"]) for row in rows] == [(b"a", "2")]
+
+
+async def test_failed_message_keeps_no_result(bench: MakeBench) -> None:
+    b = bench({"T": "answer", "L": "result_with_an_output_too_large"}, batch=FULL_BATCH)
+    b.send([Sent({"what": "x"}, id="m"), Sent({}, id="large", type="L"), Sent({"what": "y"}, id="n")])
+    await b.run_until_done()
+    rows = await b.inbox()
+    assert {name: (row["status"], row["result"] is None) for name, row in rows.items()} == {
+        "m": ("completed", False),
+        "large": ("failed", True),
+        "n": ("completed", False),
+    }
+    assert await b.effects() == ["x", "y"]
+    assert handlers.calls["large"] == 1
