@@ -208,3 +208,11 @@ async def test_failed_message_keeps_no_result(bench: MakeBench) -> None:
     }
     assert await b.effects() == ["x", "y"]
     assert handlers.calls["large"] == 1
+
+
+async def test_result_of_a_type_without_inbox_leaves_the_row_of_another_message_alone(bench: MakeBench) -> None:
+    b = bench({"T": "apply", "A": {"call": "answer", "inbox": False}}, batch=FULL_BATCH)
+    b.send([Sent({"what": "x"}, id="o1"), Sent({"what": "y"}, id="o1", type="A")])
+    await b.run_until_done()
+    assert await b.effects() == ["x", "y"]
+    assert {name: row["result"] for name, row in (await b.inbox()).items()} == {"o1": None}

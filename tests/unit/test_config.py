@@ -103,6 +103,16 @@ BAD = {
     "handler without function": Bad("handlers.A.call", "module:function", toml(handlers='A = "handlers.a"')),
     "dotted type unquoted": Bad("handlers.order", "in quotes", toml(handlers='order.placed = "a:b"')),
     "text instead of a number": Bad("batch.linger_ms", "integer", toml(batch='linger_ms = "soon"')),
+    "profile nobody has heard of": Bad(
+        "profile", "throughput", toml(top='consumer = "a"\ntopic = "a"\nprofile = "fast"')
+    ),
+    "profile that is no name": Bad(
+        "profile", "latency", toml(top='consumer = "a"\ntopic = "a"\nprofile = ["latency"]')
+    ),
+    "no concurrency": Bad(
+        "concurrency", "greater than or equal to 1", toml(top='consumer = "a"\ntopic = "a"\nconcurrency = 0')
+    ),
+    "too much concurrency": Bad("concurrency", "1000", toml(top='consumer = "a"\ntopic = "a"\nconcurrency = 1001')),
     "zero": Bad("batch.max_messages", "greater than 0", toml(batch="max_messages = 0")),
     "buffer below one batch": Bad("batch.buffer_bytes", "batch.max_bytes", toml(batch="buffer_bytes = 1000")),
     "value instead of a table": Bad("run", "must be a table", "run = 1\n" + toml()),
@@ -623,3 +633,26 @@ def test_example_deployments_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     examples = sorted(Path("config").glob("*.toml"))
     assert [load(example, {}).consumer for example in examples] == ["inventory", "payments"]
+
+
+TOP = 'consumer = "inventory"\ntopic = "orders"\n'
+
+
+def test_a_profile_stands_for_values_of_batch_and_each_can_still_be_set(tmp_path: Path) -> None:
+    def batch(top: str = "", table: str = "", **environ: str) -> tuple[int, int]:
+        loaded = settings(tmp_path, toml(top=TOP + top, batch=table), environ).batch
+        return loaded.max_messages, loaded.linger_ms
+
+    assert batch() == batch('profile = "balanced"') == (1000, 20)
+    assert batch('profile = "latency"') == (200, 0)
+    assert batch('profile = "throughput"') == batch(PROCESSOR_PROFILE="throughput") == (4000, 100)
+    assert batch('profile = "latency"', PROCESSOR_PROFILE="throughput") == (4000, 100)
+    assert batch('profile = "throughput"', "max_messages = 7") == (7, 100)
+    assert batch('profile = "throughput"', PROCESSOR_BATCH__MAX_MESSAGES="7") == (7, 100)
+    assert batch('profile = "throughput"', "max_messages = 8", PROCESSOR_BATCH__LINGER_MS="3") == (8, 3)
+
+
+def test_concurrency_is_one_unless_said_otherwise(tmp_path: Path) -> None:
+    assert settings(tmp_path).concurrency == 1
+    assert settings(tmp_path, toml(top=TOP + "concurrency = 64")).concurrency == 64
+    assert settings(tmp_path, toml(), {"PROCESSOR_CONCURRENCY": "8"}).concurrency == 8
