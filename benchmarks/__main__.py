@@ -30,12 +30,11 @@ from benchmarks.subjects import BATCH, SUBJECTS
 from processor.errors import ProcessorError
 from processor.stack import Stack
 
-RECORDS = 200_000
+RECORDS = 100_000
 QUICK_RECORDS = 30_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
-PEERS_RECORDS = 100_000
 PEERS_PYTHON = Path(".bench/bin/python")
 
 app = typer.Typer(
@@ -172,7 +171,7 @@ def soak(
 
 @app.command()
 def peers(
-    records: Annotated[int, typer.Option(min=1000, help="Records at most; slow ones get fewer.")] = PEERS_RECORDS,
+    records: Annotated[int, typer.Option(min=1000, help="Records at most; slow ones get fewer.")] = RECORDS,
     repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="Only this peer; may be repeated.")] = None,
     python: Annotated[Path, typer.Option(help="The Python of the peers' environment.")] = PEERS_PYTHON,

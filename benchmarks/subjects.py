@@ -88,5 +88,5 @@ SUBJECTS = (
     Processor("collect", "processor, per message: collect", handler="collect"),
     Processor("write", "processor, per message: write", handler="write", share=0.5),
     Processor("execute", "processor, per message: execute", handler="execute", share=0.1),
-    Subject("single", "one transaction per record", "benchmarks.single", share=0.005),
+    Subject("single", "one transaction per record", "benchmarks.single", share=0.003),
 )
