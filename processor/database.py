@@ -149,6 +149,10 @@ class Queue:
         self._newest_group_of_key[key] = index
         return group, len(group.rows) - 1
 
+    def keep_order(self) -> None:
+        """What is queued from now on is sent after all that is queued already, whatever its key."""
+        self._newest_group_of.clear()
+
     def raise_failure(self) -> None:
         """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
         if self._failed is not None:

@@ -67,6 +67,8 @@ class Handling:
         try:
             for route, run in groupby(ours, key=self._batch_route):
                 indices = list(run)
+                # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
+                self._queue.keep_order()
                 if route is not None:
                     await self._many(route, [self._records[index] for index in indices])
                 elif self._concurrency == 1:
@@ -163,13 +165,11 @@ class Handling:
 
     def _collect(self, given: Given) -> None:
         """Encode what a handler gave. What Kafka would refuse is refused now: later there is no way back."""
-        for record, result in given.results:
-            self._work.results.append((record, outputs.dump_json(result).decode()))
-        if not given.outputs:
-            return
+        results = [(record, outputs.dump_json(result).decode()) for record, result in given.results]
+        encoded: list[Outgoing] = []
         if len(given.outputs) == 1:
             encoded = [outputs.encode(given.outputs[0], given.causes[0], given.places[0])]
-        else:
+        elif given.outputs:
             encoded = outputs.encode_all(given.outputs, given.causes, given.places)
         most = self._max_output
         for output in encoded:
@@ -177,6 +177,7 @@ class Handling:
                 size = output.size()
                 if size > most:
                     raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
+        self._work.results += results
         for assignment, run in groupby(zip(map(_assignment, given.causes), encoded, strict=True), key=itemgetter(0)):
             outgoing = self._work.outgoing.setdefault(assignment, [])
             outgoing += [output for _, output in run if output.source_offset >= assignment.silent_below]

@@ -156,7 +156,7 @@ class Inbox:
                     claims.repeated.add(earlier)
                 else:
                     colliding.append(index)
-        lost = await self._insert(connection, records, by_key)
+        lost = await self._insert_first(connection, records, by_key)
         claims.mine += by_key.values() if not lost else [i for key, i in by_key.items() if key not in lost]
         if lost:
             colliding += await self._settle(connection, records, {key: by_key[key] for key in lost}, claims)
@@ -184,6 +184,8 @@ class Inbox:
         )
 
     async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:
+        """In the messages' rows; a type without inbox has none, and must not touch that of another message."""
+        results = [(record, result) for record, result in results if record.in_inbox]
         if results:
             await connection.execute(
                 KEEP_RESULTS,
@@ -192,19 +194,23 @@ class Inbox:
                 [result for _, result in results],
             )
 
+    async def _insert_first(
+        self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
+    ) -> set[bytes]:
+        """By COPY as long as no key was known. Must come first: what a failed COPY takes back is all there is."""
+        if len(by_key) >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES:
+            if await _copy(connection, [records[index] for index in by_key.values()]):
+                return set()
+            self._clean_batches = 0
+        return await self._insert(connection, records, by_key)
+
     async def _insert(
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
     ) -> set[bytes]:
         """Insert a row for each of these; gives the keys that were there already."""
         if not by_key:
             return set()
-        if len(by_key) < len(records):
-            records = [records[index] for index in by_key.values()]
-        if len(records) >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES:
-            if await _copy(connection, records):
-                return set()
-            self._clean_batches = 0
-        rows = await connection.fetch(CLAIM, _uuids(by_key), *_columns(records))
+        rows = await connection.fetch(CLAIM, _uuids(by_key), *_columns([records[i] for i in by_key.values()]))
         self._clean_batches = 0 if rows else self._clean_batches + 1
         return {row[0].bytes for row in rows}
 
@@ -277,7 +283,7 @@ def _index_if_plain(records: Sequence[Record]) -> dict[bytes, int] | None:
 
 
 async def _copy(connection: Connection[Row], records: Sequence[Record]) -> bool:
-    """Insert all rows at once; False, and nothing inserted, if one of the keys is known."""
+    """Insert all rows at once; False, and the transaction as it began, if one of the keys is known."""
     rows = [
         _copied(4, 16, record.key, 4, record.assignment.source, 8, record.message.offset, 4, record.payload_hash)
         for record in records
