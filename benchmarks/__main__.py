@@ -22,6 +22,7 @@ from benchmarks import site as sites
 from benchmarks import soak as soaking
 from benchmarks.errors import BenchError
 from benchmarks.growth import INBOX_ROWS, Growth
+from benchmarks.measure import warm_up
 from benchmarks.results import Results
 from benchmarks.rivals import rivals
 from benchmarks.show import Show
@@ -232,6 +233,8 @@ def _measure(
         with sites.of_own(stack, quiet=as_json) as site:
             results = suite.begin(site)
             with show:
+                show.step("warming up the servers")
+                warm_up(site)
                 work(site, results, show)
     except Interrupted as interrupted:
         print("interrupted: everything is put away", file=sys.stderr)  # noqa: T201

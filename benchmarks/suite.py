@@ -10,7 +10,7 @@ from benchmarks.measure import measure
 from benchmarks.results import Results
 from benchmarks.show import Show
 from benchmarks.site import Site
-from benchmarks.subjects import BARE, Subject
+from benchmarks.subjects import Subject
 
 
 def begin(site: Site) -> Results:
@@ -27,8 +27,6 @@ def throughput(
     *,
     with_ceilings: bool,
 ) -> None:
-    show.step("warming up the servers")  # a young broker needs twice the processor time for the same work
-    measure(site, BARE, site.feed(records), 0)
     ceilings = Ceilings(site, records, show) if with_ceilings else None
     for repetition in range(repeat):
         # There and back again: nobody always comes right after the same neighbour.
