@@ -444,6 +444,7 @@ def hide_password(url: str) -> str:
 
 
 KEYS = tuple(name for name in Settings.model_fields if name != "source")
+TABLES = ("message", "kafka", "database", "batch", "run")
 
 
 def _checked_chain(chain: tuple[str, ...], valid: tuple[str, ...], always: str) -> tuple[str, ...]:
@@ -535,8 +536,7 @@ def _unknown(path: tuple[str, ...]) -> Problem:
     if near:
         hint = f"did you mean {'.'.join((*parents, near[0]))}?"
     else:
-        tables = [(name,) for name in KEYS if name not in ("consumer", "topics", "handlers")]
-        elsewhere = [(*table, key) for table in tables if key in _names_at(table)]
+        elsewhere = [(table, key) for table in TABLES if key in _names_at((table,))]
         hint = f"did you mean {'.'.join(elsewhere[0])}?" if elsewhere else f"valid here: {', '.join(names)}"
     return Problem(path, f"unknown key; {hint}")
 
@@ -586,7 +586,7 @@ def _variable(path: tuple[str, ...]) -> str:
 def _stray_variables(environ: Mapping[str, str]) -> list[Problem]:
     """Variables that look like settings and are none: `PROCESSOR_DATABASE_URL`, `PROCESSOR_KAFAK__START`."""
     settings = {_variable((key,)) for key in ("topic", *KEYS)}
-    for table in ("message", "kafka", "database", "batch", "run"):
+    for table in TABLES:
         settings |= {_variable((table, key)) for key in _names_at((table,))}
     squeezed = {name.replace("_", ""): name for name in settings}
     firsts = {key.upper(): key for key in ("topic", *KEYS)}
