@@ -122,6 +122,18 @@ async def test_queued_write_that_fails_is_traced_through_the_lanes(bench: MakeBe
     assert await failed(b) == {"m7", "m140"}
 
 
+@pytest.mark.parametrize("refused", ["", "w4"], ids=["fails after it was sent", "refused when it was sent"])
+async def test_write_that_a_neighbour_s_read_has_sent_goes_with_its_message(bench: MakeBench, refused: str) -> None:
+    b = bench({"Q": "queue_until_read", "R": "read_for_all"}, concurrency=LANES, batch=FULL_BATCH)
+    await b.execute(f"ALTER TABLE effects ADD CHECK (what <> '{refused}')")
+    if not refused:
+        handlers.failing.add("m4")
+    b.send(Sent({"what": f"w{n}"}, key=None, type="R" if n == 9 else "Q", id=f"m{n}") for n in range(20))
+    await b.run_until_done()
+    assert sorted(await b.effects()) == sorted(f"w{n}" for n in range(20) if n not in (4, 9))
+    assert await failed(b) == {"m4"}
+
+
 async def test_retry_in_a_lane_is_tried_again_and_everything_else_is_done_once(bench: MakeBench) -> None:
     b = bench("lane_later", concurrency=LANES, batch=FULL_BATCH)
     handlers.failing |= {"m20", "m71"}

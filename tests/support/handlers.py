@@ -312,3 +312,20 @@ async def never(message: Message[Any], db: Database) -> None:
     calls[message.id] += 1
     db.write(INSERT, _what(message))
     raise Retry("not yet", after=0.0)
+
+
+async def queue_until_read(message: Message[Any], db: Database) -> None:
+    """Queues, waits until a neighbour's read has sent it, and fails where it is told to."""
+    calls[message.id] += 1
+    db.write(INSERT, _what(message))
+    with contextlib.suppress(TimeoutError):  # the neighbour may have come in another batch
+        await asyncio.wait_for(gate.wait(), 2)
+    if message.id in failing:
+        raise RuntimeError(f"told to fail on {message.id}")
+
+
+async def read_for_all(message: Message[Any], db: Database) -> None:
+    calls[message.id] += 1
+    with contextlib.suppress(Exception):
+        await db.fetchval("SELECT 1")
+    gate.set()
