@@ -167,6 +167,9 @@ class KafkaSettings(_Table):
             "client.id": transactional_id,
             "linger.ms": 50,  # nothing waits for it: committing a transaction flushes at once
             "delivery.report.only.error": True,
+            # A transaction right behind another one is refused until the broker has put that one's markers in place,
+            # which takes it a few milliseconds. librdkafka's own 100 would be waited for with every batch.
+            "retry.backoff.ms": 2,
             "compression.type": "lz4",  # outputs of a batch are alike; the broker has less to look at too
         }
         return self._config("producer", defaults, fixed)

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.05
 CHUNK = 1000
 BITE_SECONDS = 0.02
 # How long to wait for a full buffer to be emptied before the partitions are paused.
-FULL_SECONDS = 0.2
+FULL_SECONDS = 1.0
 # What a buffered record costs besides its bytes.
 RECORD_OVERHEAD = 600
 
@@ -321,7 +321,7 @@ class Source:
         elif self._buffered_bytes >= limit:
             with self._changed:
                 go_on = self._changed.wait_for(
-                    lambda: self._buffered_bytes <= limit // 2 or self._to_begin or self._to_pause or self._closing,
+                    lambda: self._buffered_bytes < limit * 3 // 4 or self._to_begin or self._to_pause or self._closing,
                     FULL_SECONDS,
                 )
             if not go_on:
