@@ -136,6 +136,9 @@ class Source:
     def buffered(self) -> int:
         return self._buffered_records
 
+    def has_a_batch(self, max_records: int, max_bytes: int) -> bool:
+        return self._buffered_records >= max_records or self._buffered_bytes >= max_bytes
+
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
         """The next batch: a fair share of each partition, in offset order within it.
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # What Kafka adds to a record at most, besides key, value and headers.
 OUTPUT_OVERHEAD = 512
 DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
+# More than the headers of any output take that has none of its own.
+STANDARD_HEADERS = 8_192
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ class Handling:
             encoded = outputs.encode_all(given.outputs, given.causes, given.places)
         most = self._max_output
         for output in encoded:
-            if len(output.value or b"") + len(output.key or b"") > most // 2 or output.extra:
+            if len(output.value or b"") + len(output.key or b"") > most - STANDARD_HEADERS or output.extra:
                 size = output.size()
                 if size > most:
                     raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")

@@ -118,10 +118,17 @@ class Engine:
     # --- one batch ---
 
     async def _next_batch(self) -> list[Record]:
-        """Wait for records; under a backlog a little longer, for a full batch. Empty when it is time to look up."""
+        """Wait for records. Empty when it is time to look up.
+
+        A batch that is not full waits while Kafka is at the one before: its ledger row would have to wait for that
+        anyway, and so all that comes in meanwhile is in it. Under a backlog it lingers for company.
+        """
         batch = self._settings.batch
-        if self._backlog and 0 < self._source.buffered < batch.max_messages:
-            await self._wait_for_more(batch.linger_ms / 1000)
+        publication = self._publication
+        if publication is not None:
+            await self._gather(publication.done, None)
+        if self._backlog and self._source.buffered:
+            await self._gather(lambda: False, batch.linger_ms / 1000)
         self._source.news.clear()
         self._source.raise_failure()
         self._recover_new()
@@ -139,10 +146,12 @@ class Engine:
             await self._mark_sent()
         return []
 
-    async def _wait_for_more(self, seconds: float) -> None:
+    async def _gather(self, enough: Callable[[], bool], seconds: float | None) -> None:
+        """Let records come in until there is a full batch of them, or it is `enough`, or the time is over."""
+        batch = self._settings.batch
         try:
             async with asyncio.timeout(seconds):
-                while self._source.buffered < self._settings.batch.max_messages and not self._stopping:
+                while not (self._stopping or enough() or self._source.has_a_batch(batch.max_messages, batch.max_bytes)):
                     self._source.news.clear()
                     await self._source.news.wait()
         except TimeoutError:

@@ -28,7 +28,7 @@ GRACE = 0.7
 # The interpreter's defaults look through everything in flight far too often, and let a thread wait for its turn for
 # up to 5 ms: longer than Postgres takes for most statements.
 GC_THRESHOLD = 50_000
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.001
 
 
 def run(settings: Settings, workers: int = 1) -> int:
