@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from processor import dispatch, failures, outputs
@@ -65,14 +65,14 @@ class Handling:
 
     async def run(self) -> Work:
         """Raises HandlerError around whatever came out of a handler or its queued writes."""
-        ours = [index for index in self._claims.mine if self._records[index].failure is None]
+        records = self._records
+        ours = [index for index in self._claims.mine if records[index].failure is None]
         try:
-            for route, run in groupby(ours, key=self._batch_route):
-                indices = list(run)
+            for route, indices in self._runs(ours):
                 # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
                 self._queue.keep_order()
                 if route is not None:
-                    await self._many(route, [self._records[index] for index in indices])
+                    await self._many(route, [records[index] for index in indices])
                 elif self._concurrency == 1:
                     await self._lane(deque([indices]))
                 else:
@@ -84,10 +84,16 @@ class Handling:
             self._queue.close()
         return self._work
 
-    def _batch_route(self, index: int) -> Route | None:
-        """Batch handlers are run route by route, the others all alike."""
-        route = _route(self._records[index])
-        return route if route.takes_batch else None
+    def _runs(self, ours: list[int]) -> Iterable[tuple[Route | None, list[int]]]:
+        """Records that are handled together: those for the same batch handler, or for any of the others (None)."""
+
+        def batch_route(index: int) -> Route | None:
+            route = _route(self._records[index])
+            return route if route.takes_batch else None
+
+        if ours and len({self._records[index].route for index in ours}) == 1:  # as nearly always
+            return [(batch_route(ours[0]), ours)]
+        return [(route, list(run)) for route, run in groupby(ours, key=batch_route)]
 
     async def _many(self, route: Route, records: list[Record]) -> None:
         database = Database(self._queue)
@@ -173,16 +179,25 @@ class Handling:
             encoded = [outputs.encode(given.outputs[0], given.causes[0], given.places[0])]
         elif given.outputs:
             encoded = outputs.encode_all(given.outputs, given.causes, given.places)
+        self._refuse_oversized(encoded)
+        self._work.results += results
+        start = 0
+        for assignment, run in groupby(map(_assignment, given.causes)):
+            end = start + sum(1 for _ in run)
+            share = encoded[start:end]
+            if assignment.silent_below:
+                share = [output for output in share if output.source_offset >= assignment.silent_below]
+            self._work.outgoing.setdefault(assignment, []).extend(share)
+            start = end
+
+    def _refuse_oversized(self, encoded: list[Outgoing]) -> None:
         most = self._max_output
-        for output in encoded:
-            if len(output.value or b"") + len(output.key or b"") > most - STANDARD_HEADERS or output.extra:
+        suspicious = most - STANDARD_HEADERS
+        if any([len(value or b"") + len(key or b"") > suspicious or extra for _, _, key, value, _, _, _, extra in encoded]):  # noqa: C419
+            for output in encoded:
                 size = output.size()
                 if size > most:
                     raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
-        self._work.results += results
-        for assignment, run in groupby(zip(map(_assignment, given.causes), encoded, strict=True), key=itemgetter(0)):
-            outgoing = self._work.outgoing.setdefault(assignment, [])
-            outgoing += [output for _, output in run if output.source_offset >= assignment.silent_below]
 
 
 _assignment = attrgetter("assignment")

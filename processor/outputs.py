@@ -100,7 +100,7 @@ def encode_all(outputs: Sequence[Output], causes: Sequence[Record], places: Sequ
         ],
         [message.id for message in messages],
         places,
-        [message_id(cause.key, place) for cause, place in zip(causes, places, strict=True)],
+        [f"{cause.key.hex()}-{place}" for cause, place in zip(causes, places, strict=True)],  # as message_id does
         repeat(None),
     )
     return list(map(_outgoing, columns))

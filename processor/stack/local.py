@@ -156,9 +156,12 @@ class Stack:
 
     def status(self) -> list[ServerStatus]:
         """Every server with what it does now; empty where no stack was ever started."""
-        if self._store.read() is None:
-            return []
-        return [self._status(server) for server in self._servers()]
+        try:
+            return [] if self._store.read() is None else [self._status(server) for server in self._servers()]
+        except SetupError:
+            if self._store.read() is not None:
+                raise
+            return []  # taken down and deleted while we looked
 
     def kafka_tool(self, tool: str, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run one of Kafka's own command-line tools against this cluster; its errors are in the result."""
