@@ -193,8 +193,9 @@ class Handling:
     def _refuse_oversized(self, encoded: list[Outgoing]) -> None:
         most = self._max_output
         suspicious = most - STANDARD_HEADERS
-        if any([len(value or b"") + len(key or b"") > suspicious or extra for _, _, key, value, _, _, _, extra in encoded]):  # noqa: C419
-            for output in encoded:
+        for output in encoded:
+            _, _, key, value, _, _, _, extra = output
+            if len(value or b"") + len(key or b"") > suspicious or extra:
                 size = output.size()
                 if size > most:
                     raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
