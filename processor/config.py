@@ -147,7 +147,12 @@ class KafkaSettings(_Table):
         if self.group_protocol == "classic":
             fixed["partition.assignment.strategy"] = "cooperative-sticky"
             fixed["session.timeout.ms"] = self.session_timeout_ms
-        defaults: dict[str, Any] = {"client.id": consumer, "queued.max.messages.kbytes": 16_384}
+        defaults: dict[str, Any] = {
+            "client.id": consumer,
+            "queued.max.messages.kbytes": 16_384,
+            # A full queue is asked about again after this; librdkafka's own second limits large messages to 30 MB/s.
+            "fetch.queue.backoff.ms": 10,
+        }
         if self.group_protocol == "classic":
             defaults["heartbeat.interval.ms"] = min(3_000, self.session_timeout_ms // 3)
         return self._config("consumer", defaults, fixed)
