@@ -151,7 +151,7 @@ class KafkaSettings(_Table):
             "client.id": consumer,
             "queued.max.messages.kbytes": 16_384,
             # A full queue is asked about again after this; librdkafka's own second limits large messages to 30 MB/s.
-            "fetch.queue.backoff.ms": 10,
+            "fetch.queue.backoff.ms": 50,
         }
         if self.group_protocol == "classic":
             defaults["heartbeat.interval.ms"] = min(3_000, self.session_timeout_ms // 3)
