@@ -516,6 +516,7 @@ def test_the_consumer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "isolation.level": "read_committed",
         "auto.offset.reset": "error",
         "queued.max.messages.kbytes": 99,
+        "fetch.queue.backoff.ms": 50,
     }
 
 
@@ -543,6 +544,7 @@ def test_the_producer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "queue.buffering.max.ms": 4,
         "message.send.max.retries": 8,
         "delivery.report.only.error": True,
+        "retry.backoff.ms": 2,
         "compression.type": "lz4",
     }
 
