@@ -2,8 +2,8 @@
 
 Sole user of confluent_kafka.Consumer. All its calls and its rebalance callbacks run on the poll thread (the
 client serialises calls, so that a call from another thread would wait for a poll to let it in). That
-thread never waits for a handler: when the buffer is full it pauses partitions and goes on polling, so that a
-slow handler never costs the membership in the group.
+thread never waits for a handler longer than a moment: when the buffer stays full it pauses partitions and goes on
+polling, so that a slow handler never costs the membership in the group.
 
 An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
 loss, and never used again; whatever still refers to a closed one is void.

@@ -77,6 +77,9 @@ class Handling:
                     await self._lane(deque([indices]))
                 else:
                     await self._lanes(indices)
+                # The first to fail is the one to tell: the others only feel its broken transaction.
+                for trouble in self._troubles:
+                    raise trouble
             await self._queue.flush()
         except Exception as error:
             raise HandlerError from error
@@ -116,9 +119,6 @@ class Handling:
         finally:
             for lane in lanes:
                 lane.cancel()
-        # The first to fail is the one to tell: the others only feel its broken transaction.
-        for trouble in self._troubles:
-            raise trouble
         for outgoing in self._work.outgoing.values():
             outgoing.sort(key=attrgetter("source_offset", "place"))
 
@@ -135,9 +135,6 @@ class Handling:
                         self._fail(index, failure, database)
                 except Exception as error:
                     self._troubles.append(error)
-                    if self._concurrency == 1:
-                        raise
-                    return
 
     def _fail(self, index: int, failure: Failure, database: Database) -> None:
         # What it only queued can be taken back; but if the same message comes again in this batch, the

@@ -239,8 +239,9 @@ class Engine:
 
     async def _check_topics(self, work: Work) -> None:
         """A missing topic is a mistake of the deployment, not of a message: failing them all would help nobody."""
-        if not self._cluster.knows(work.topics):
-            missing = await asyncio.to_thread(self._cluster.missing, work.topics)
+        topics = work.topics
+        if not self._cluster.knows(topics):
+            missing = await asyncio.to_thread(self._cluster.missing, topics)
             if missing:
                 raise Halt(f"output topic {', '.join(sorted(missing))} does not exist; create it")
 
