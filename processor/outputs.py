@@ -46,21 +46,19 @@ class Outgoing(NamedTuple):
     id: str
     extra: dict[str, bytes | None] | None = None
 
-    def headers(self) -> list[tuple[str, str | bytes | None]]:
+    def headers(self) -> list[tuple[str, bytes | None]]:
         """As they go on the wire."""
-        standard: list[tuple[str, str | bytes | None]] = [
-            (MESSAGE_ID, self.id),
-            (CAUSATION_ID, self.cause_id),
-            (CORRELATION_ID, self.cause_id),
+        cause = self.cause_id.encode()
+        standard: list[tuple[str, bytes | None]] = [
+            (MESSAGE_ID, self.id.encode()),
+            (CAUSATION_ID, cause),
+            (CORRELATION_ID, cause),
         ]
         return standard if self.extra is None else list((dict(standard) | self.extra).items())
 
     def size(self) -> int:
-        size = len(self.value or b"") + len(self.key or b"")
-        for name, value in self.headers():
-            size += len(name.encode()) + len(value.encode() if isinstance(value, str) else value or b"")
-            size += HEADER_OVERHEAD
-        return size
+        headers = sum(len(name.encode()) + len(value or b"") + HEADER_OVERHEAD for name, value in self.headers())
+        return len(self.value or b"") + len(self.key or b"") + headers
 
 
 def encode(output: Output, cause: Record, place: int) -> Outgoing:

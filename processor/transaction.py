@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from processor import failpoints
 from processor.errors import BatchAborted, Fenced, Halt, ProcessorError
-from processor.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, Outgoing
+from processor.outputs import Outgoing
 from processor.records import Partition
 
 if TYPE_CHECKING:
@@ -184,17 +184,11 @@ class Publisher:
     def _produce(self, producer: Producer, outputs: Sequence[Outgoing]) -> None:
         produce = producer.produce
         for output in outputs:
-            _, topic, key, value, cause_id, _, id_, extra = output
-            headers: Any
-            if extra is None:
-                cause = cause_id.encode()
-                headers = [(MESSAGE_ID, id_.encode()), (CAUSATION_ID, cause), (CORRELATION_ID, cause)]
-            else:
-                headers = output.headers()
+            headers: Any = output.headers()  # declared as text alone
             while True:
                 try:
                     # By position (no partition, no callbacks, no timestamp), which is a quarter faster than by name.
-                    produce(topic, value, key, -1, None, None, 0, headers)
+                    produce(output.topic, output.value, output.key, -1, None, None, 0, headers)
                     break
                 except BufferError:
                     producer.poll(0.1)

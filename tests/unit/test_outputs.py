@@ -41,8 +41,7 @@ def record(message: Message[Any]) -> Record:
 
 
 def headers_of(outgoing: Outgoing) -> dict[str, Any]:
-    """As a consumer gets them: bytes, whatever they were handed to the client as."""
-    return {name: value.encode() if isinstance(value, str) else value for name, value in outgoing.headers()}
+    return dict(outgoing.headers())
 
 
 def test_output_carries_deterministic_id_causation_and_correlation() -> None:
