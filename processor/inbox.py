@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asyncpg import Record as Row
 
 # The claim is the first thing that is done in a transaction; it can be taken back to here by itself.
-BEGIN = "BEGIN; SAVEPOINT claim"
+SAVEPOINT = "SAVEPOINT claim"
 TAKE_BACK = "ROLLBACK TO SAVEPOINT claim"
 
 # Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.

@@ -25,11 +25,12 @@ from processor.decode import Decoder
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
 from processor.failures import Culprit, Cut, HandlerError, Later, Retry, Unattributed
 from processor.handling import Handling, Work
-from processor.inbox import BEGIN, BusyElsewhere, Claims, Inbox, Verdict
+from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
 from processor.records import Partition, Record
 from processor.transaction import Offset, Publisher
+from processor.turns import Turns
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -85,6 +86,7 @@ class Engine:
         self._key_of = identity.inbox_key(settings.consumer)
         self._inbox = Inbox(self._key_of, settings.message.on_collision)
         self._ledger = Ledger(self._consumer, f"{socket.gethostname()}:{os.getpid()}")
+        self._turns = Turns(settings.consumer)
         self._publication: asyncio.Task[None] | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}
@@ -201,8 +203,8 @@ class Engine:
         records = part.records
         await asyncio.sleep(part.delay)
         async with self._work_session.use() as connection:
-            await connection.execute(BEGIN)
             try:
+                await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
                 failpoints.reach("before_claim")
                 claims = await self._inbox.claim(connection, records)
                 if claims.cut_at is not None:
@@ -232,6 +234,7 @@ class Engine:
                 # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
                 self._raise_attributed(error, part)
         failpoints.reach("after_postgres_commit")
+        self._turns.committed()
         for assignment, share in shares.items():
             assignment.position = share.next_offset
         self._publish(shares, work)
@@ -279,6 +282,8 @@ class Engine:
             error = error.__cause__
         if isinstance(error, ProcessorError | Culprit | Cut | Later) or self._work_session.broken(error):
             raise error
+        if postgres.is_deadlock(error):
+            self._turns.deadlocked()
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, BusyElsewhere):
             raise Later(f"message {error} is being processed elsewhere", counted=False) from error

@@ -42,6 +42,10 @@ def is_transient(error: BaseException) -> bool:
     return _has_state(error, _TRANSIENT) or any(isinstance(one, TimeoutError) for one in _chain(error))
 
 
+def is_deadlock(error: BaseException) -> bool:
+    return _has_state(error, ("40P01",))
+
+
 def is_outage(error: BaseException) -> bool:
     return _has_state(error, _OUTAGE)
 
