@@ -212,6 +212,7 @@ def write_config(
         },
         "database": {"url": database},
         "run": {"stop_timeout_ms": 15_000},
+        **deployments.FAILING,
     }
     merged = deployments.merged(base, tables)
     lines = {name: value for name, value in handlers.items() if isinstance(value, str)}
