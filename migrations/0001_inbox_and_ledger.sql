@@ -20,10 +20,16 @@ CREATE TABLE inbox (
     lease_until  timestamptz,               -- for status processing
     lease_owner  text,
     result       json,                      -- what the handler returned besides outputs
-    error        json,                      -- for status failed: reason, message, traceback
-    record_key   bytea,                     -- for status failed: the record as it came
+    error        json,                      -- the last failure: class, reason, message, exception, sqlstate, traceback
+    record_key   bytea,                     -- for what is failed or parked: the record as it came
     payload      bytea,
-    headers      json
+    headers      json,
+    timestamp_ms bigint,
+    starts       integer,                   -- of a handler that came to no end: how often it took the process with it
+    first_failed_at timestamptz,
+    redriven_at  timestamptz,               -- sent to the input topic once more, and not processed yet
+    parked_key   bytea,                     -- set where later messages of this key have to wait: record_key, see parking.py
+    history      jsonb                      -- what happened to it, oldest first: failed, redriven, discarded
 );
 
 -- The key of a message, for whoever looks for one by hand:
@@ -34,6 +40,9 @@ CREATE FUNCTION inbox_key(consumer text, message_id text) RETURNS uuid
 
 -- Operators look for what is not done; completed rows stay out of this index.
 CREATE INDEX inbox_unfinished ON inbox (source, status, received_at) WHERE status <> 'completed';
+
+-- The messages that wait behind a failed one of their key, and that one, in order.
+CREATE INDEX inbox_parked ON inbox (source, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
 -- One row per partition: who owns it (epoch), how far its work is committed, and the outputs of
 -- the last committed batch until Kafka is known to have them.
@@ -47,6 +56,7 @@ CREATE TABLE ledger (
     next_offset  bigint      NOT NULL,
     outputs      bytea,                 -- NULL: nothing to send, or known to be sent
     owner        text        NOT NULL,
+    starts       integer     NOT NULL DEFAULT 0,  -- of owners, since a batch was last committed
     source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, topic, partition)

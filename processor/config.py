@@ -49,9 +49,27 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class RetrySettings(_Table):
+    """How often and how soon a message is tried again that failed for no fault of its own, or so it seems."""
+
+    attempts: int = Field(default=5, ge=1, le=1000)
+    first_delay_ms: Milliseconds = 200
+    max_delay_ms: Milliseconds = 60_000
+
+    @field_validator("max_delay_ms")
+    @classmethod
+    def _not_below_the_first(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("first_delay_ms", 0):
+            raise ValueError("must be at least first_delay_ms")
+        return value
+
+
 class HandlerSettings(_Table):
     call: str
     inbox: bool = True
+    effect: bool = False
+    timeout_ms: Milliseconds | None = None
+    retry: RetrySettings | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -70,6 +88,13 @@ class HandlerSettings(_Table):
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", value):
             raise ValueError('must name a function as "module:function"')
         return value
+
+
+    @model_validator(mode="after")
+    def _effects_need_the_inbox(self) -> HandlerSettings:
+        if self.effect and not self.inbox:
+            raise ValueError("effect needs the inbox: without its row nobody would know that the call was made")
+        return self
 
 
 class MessageSettings(_Table):
@@ -318,8 +343,49 @@ class BatchSettings(_Table):
         return value
 
 
+Class = Literal["poison", "transient", "outage", "bug"]
+SQLSTATE = re.compile(r"[0-9A-Z]{2,5}")
+
+
+class FailureSettings(_Table):
+    """What becomes of a message that cannot be processed."""
+
+    policy: Literal["dead-letter", "park-key", "halt"] = "dead-letter"
+    dead_letter_topic: str = "{topic}.{consumer}.dlq"
+    timeout_ms: Milliseconds = 60_000
+    quarantine_after: int = Field(default=3, ge=2, le=100)
+    budget_consecutive: int = Field(default=100, ge=1)
+    budget_percent: int = Field(default=50, ge=1, le=100)
+    budget_window: int = Field(default=1000, ge=10)
+    classes: dict[str, Class] = {}
+
+    @field_validator("dead_letter_topic")
+    @classmethod
+    def _is_a_pattern(cls, value: str) -> str:
+        name = value.replace("{topic}", "t").replace("{consumer}", "c")
+        if value and not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
+            raise ValueError('must be a topic name, in which {topic} and {consumer} may stand, or "" for rows only')
+        return value
+
+    @field_validator("classes")
+    @classmethod
+    def _names_errors(cls, classes: dict[str, Class]) -> dict[str, Class]:
+        for name in classes:
+            if not SQLSTATE.fullmatch(name) and not re.fullmatch(r"[\w.]+:[\w.]+", name):
+                raise ValueError(f'{name!r} must be a SQLSTATE or the beginning of one, or "module:Exception"')
+        return classes
+
+
+class EffectSettings(_Table):
+    """For handlers that act on the world outside: how long one of them may be silent before it is taken for dead."""
+
+    lease_ms: Milliseconds = 30_000
+    reap_ms: Milliseconds = 5_000
+
+
 class RunSettings(_Table):
     stop_timeout_ms: Milliseconds = 25_000
+    ready_file: Path | None = None
 
 
 class Settings(BaseSettings):
@@ -334,6 +400,9 @@ class Settings(BaseSettings):
     kafka: KafkaSettings
     database: DatabaseSettings
     batch: BatchSettings = BatchSettings()
+    retry: RetrySettings = RetrySettings()
+    failure: FailureSettings = FailureSettings()
+    effects: EffectSettings = EffectSettings()
     run: RunSettings = RunSettings()
     source: str = ""
 
@@ -374,6 +443,11 @@ class Settings(BaseSettings):
         if not handlers:
             raise ValueError('names no handler; add a line such as OrderPlaced = "module:function"')
         return handlers
+
+    def dead_letter_topic(self, topic: str) -> str | None:
+        """Where failed messages of this topic go, besides their rows."""
+        name = self.failure.dead_letter_topic
+        return name.replace("{topic}", topic).replace("{consumer}", self.consumer) or None
 
     def describe(self) -> dict[str, Any]:
         """All settings as plain values, fit to be shown: every secret is `***`."""
@@ -452,7 +526,7 @@ def hide_password(url: str) -> str:
 
 
 KEYS = tuple(name for name in Settings.model_fields if name != "source")
-TABLES = ("message", "kafka", "database", "batch", "run")
+TABLES = ("message", "kafka", "database", "batch", "retry", "failure", "effects", "run")
 
 
 def _checked_chain(chain: tuple[str, ...], valid: tuple[str, ...], always: str) -> tuple[str, ...]:

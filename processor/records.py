@@ -96,6 +96,9 @@ class Failure:
     reason: str
     detail: str
     traceback: str | None = None
+    kind: str = "poison"  # poison, transient or bug: see failures.py
+    exception: str | None = None
+    sqlstate: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +114,11 @@ class Record:
     in_inbox: bool  # False for a type that does without
     failure: Failure | None
     assignment: Assignment
-    retries: int = 0
     collided: bool = False
+    redriven: bool = False  # sent once more by an operator
+    parked: bool = False  # has to wait behind a failed message of its key
+    attempts: int = 0  # that failed before, as far as is known
+    first_failed_at: datetime | None = None
 
     @property
     def partition(self) -> Partition:
