@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import repeat
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 # A btree entry holds some 2700 bytes; an id near that is a mistake in the producer.
 MAX_ID_CHARS = 512
+
+# Names the message that an operator sends once more by the id it has in the inbox.
+REDRIVE = "processor-redrive"
 
 # So many records are decoded together: the more, the faster; the fewer, the less one unusual record slows down.
 PIECE = 100
@@ -207,6 +211,7 @@ class Decoder:
         message = settings.message
         self._type = identity.compile_chain(message.type)
         self._id = identity.compile_chain(message.id)
+        self._redrive_id = identity.compile_chain([f"header:{REDRIVE}"])
         self._id_names = ", ".join(message.id)
         self._scope = identity.scope(message)
         self._key = identity.inbox_key(settings.consumer)
@@ -224,13 +229,15 @@ class Decoder:
         return records
 
     def _decode_usual(self, raws: Sequence[RawRecord], assignment: Assignment) -> list[Record] | None:
-        """None if a record among them is unusual: no value, too large, not decodable, no id, no handler."""
+        """None if a record among them is unusual: no value, too large, not decodable, no id, no handler, redriven."""
         values = [raw.value() for raw in raws]
         if None in values or max(map(len, values)) > self._max_bytes:  # type: ignore[arg-type]
             return None
         try:
             columns = Columns(raws, cast("list[bytes]", values), assignment.partition)
         except Exception:  # a header's name that is not UTF-8
+            return None
+        if REDRIVE in map(_name, chain.from_iterable(columns.headers)):
             return None
         types = self._type.column(columns)
         ids = self._id.column(columns)
@@ -308,10 +315,8 @@ class Decoder:
         if type_ is not None and ("\0" in type_ or len(type_) > MAX_ID_CHARS):
             # Postgres text cannot hold NUL; a type is a name, so cutting it short loses nothing real.
             type_ = type_.replace("\0", "\\0")[:MAX_ID_CHARS]
-        id_ = self._id.one(incoming, type_)
-        id_failure: Failure | None = None
-        if self._scope is not None or not id_ or len(id_) > MAX_ID_CHARS or "\0" in id_:
-            id_, id_failure = self._scoped(incoming, type_, id_)
+        redriven = REDRIVE in map(_name, incoming.headers)
+        id_, id_failure = self._redriven(incoming) if redriven else self._identified(incoming, type_)
         if failure is None:
             route = self._routes.find(type_)
             if route is None:
@@ -343,23 +348,32 @@ class Decoder:
             route is None or route.inbox,
             failure or incoming.defect or id_failure,
             assignment,
+            redriven=redriven,
         )
 
-    def _scoped(self, incoming: Incoming, type_: str | None, found: str | None) -> tuple[str, Failure | None]:
+    def _identified(self, incoming: Incoming, type_: str | None) -> tuple[str, Failure | None]:
         """The id, or the coordinates and the reason why the message has none."""
-        coordinates = f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
+        found = self._id.one(incoming, type_)
         if not found:
             problem = incoming.problem
             detail = f"no message id: none of {self._id_names} yields one"
-            return coordinates, Failure("missing_id", f"{detail} ({problem})" if problem else detail)
+            return _coordinates(incoming), Failure("missing_id", f"{detail} ({problem})" if problem else detail)
         scoped = self._scope(found, type_, incoming.timestamp_ms) if self._scope else found
         if scoped is None:
-            return coordinates, Failure("missing_id", "message.window_seconds is set, the record has no timestamp")
-        if len(scoped) > MAX_ID_CHARS:
-            return coordinates, Failure("bad_id", f"message id has {len(scoped)} characters, {MAX_ID_CHARS} at most")
-        if "\0" in scoped:
-            return coordinates, Failure("bad_id", "message id contains a NUL character")
-        return scoped, None
+            detail = "message.window_seconds is set, the record has no timestamp"
+            return _coordinates(incoming), Failure("missing_id", detail)
+        return _storable(scoped, incoming)
+
+    def _redriven(self, incoming: Incoming) -> tuple[str, Failure | None]:
+        """As `_identified`, by the header alone: it holds what scope and window made of the id the first time.
+
+        Takes the header away: the message is the one it was before.
+        """
+        found = self._redrive_id.one(incoming, None)
+        incoming.headers = [header for header in incoming.headers if header[0] != REDRIVE]
+        if not found:
+            return _coordinates(incoming), Failure("missing_id", f"header {REDRIVE} holds no message id")
+        return _storable(found, incoming)
 
     def _no_route(self, incoming: Incoming, type_: str | None) -> Failure:
         if type_ is not None:
@@ -367,6 +381,22 @@ class Decoder:
         if incoming.problem is not None:
             return incoming.problem.failure
         return Failure("unknown_type", "the message names no type, and there is no handler for '*'")
+
+
+_name: Callable[[tuple[str, bytes | None]], str] = itemgetter(0)  # of a header
+
+
+def _coordinates(incoming: Incoming) -> str:
+    return f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
+
+
+def _storable(id_: str, incoming: Incoming) -> tuple[str, Failure | None]:
+    if len(id_) > MAX_ID_CHARS:
+        detail = f"message id has {len(id_)} characters, {MAX_ID_CHARS} at most"
+        return _coordinates(incoming), Failure("bad_id", detail)
+    if "\0" in id_:
+        return _coordinates(incoming), Failure("bad_id", "message id contains a NUL character")
+    return id_, None
 
 
 def _incoming(raw: RawRecord, partition: Partition) -> Incoming:

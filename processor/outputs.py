@@ -7,6 +7,9 @@ that a processor downstream drops the repeat by default.
 A ledger blob is a JSON head (lengths and names) followed by all bytes in a row: cheap to write
 with every batch, free of code to run on reading, and independent of versions of Python. Headers
 that follow from the cause are made again on reading instead of being kept.
+
+A dead letter goes the same way, but as the record that it is about: nothing of ours stands among
+its headers, least of all an id of its own. See dead_letters.py.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel
 
-from processor.records import Message, Output, Record
+from processor.records import Headers, Message, Output, Record
 
 MESSAGE_ID = "message-id"
 CAUSATION_ID = "causation-id"
@@ -30,6 +33,9 @@ TYPE = "type"
 
 # Two lengths, of at most five bytes each.
 HEADER_OVERHEAD = 10
+
+# In place of a place among the outputs of a cause. Ledger rows hold it: never change it.
+DEAD_LETTER = -1
 
 _FORMAT = 1
 
@@ -42,19 +48,21 @@ class Outgoing(NamedTuple):
     key: bytes | None
     value: bytes | None
     cause_id: str
-    place: int  # its place among the outputs of its cause
-    id: str
-    extra: dict[str, bytes | None] | None = None
+    place: int  # its place among the outputs of its cause, or DEAD_LETTER
+    id: str | None  # None for a dead letter
+    extra: Headers | None = None  # of an output: those that win over the standard ones; of a dead letter: all
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """As they go on the wire."""
+        if self.id is None:
+            return list(self.extra or ())
         cause = self.cause_id.encode()
         standard: list[tuple[str, bytes | None]] = [
             (MESSAGE_ID, self.id.encode()),
             (CAUSATION_ID, cause),
             (CORRELATION_ID, cause),
         ]
-        return standard if self.extra is None else list((dict(standard) | self.extra).items())
+        return standard if self.extra is None else list((dict(standard) | dict(self.extra)).items())
 
     def size(self) -> int:
         headers = sum(len(name.encode()) + len(value or b"") + HEADER_OVERHEAD for name, value in self.headers())
@@ -113,7 +121,7 @@ def message_id(cause_key: bytes, index: int) -> str:
     return f"{cause_key.hex()}-{index}"
 
 
-def _extra(output: Output, cause: Message[Any]) -> dict[str, bytes | None] | None:
+def _extra(output: Output, cause: Message[Any]) -> Headers | None:
     """Headers that do not follow from the cause's id; they win over those that do."""
     extra: dict[str, bytes | None] = {}
     for name in (CORRELATION_ID, TRACEPARENT):
@@ -124,7 +132,7 @@ def _extra(output: Output, cause: Message[Any]) -> dict[str, bytes | None] | Non
         extra[TYPE] = output.type.encode()
     for name, value in (output.headers or {}).items():
         extra[name] = _bytes(f"header {name!r}", value)
-    return extra or None
+    return tuple(extra.items()) or None
 
 
 def dump_json(value: Any) -> bytes:
@@ -147,12 +155,12 @@ def pack(outputs: Sequence[Outgoing]) -> bytes | None:
                 -1 if value is None else len(value),
                 cause_id,
                 index,
-                extra and [(name, -1 if text is None else len(text)) for name, text in extra.items()],
+                [(name, -1 if text is None else len(text)) for name, text in extra] if extra else None,
             )
         )
         body += (key or b"", value or b"")
         if extra:
-            body += [text or b"" for text in extra.values()]
+            body += [text or b"" for _, text in extra]
     head = orjson.dumps({"format": _FORMAT, "topics": list(topics), "rows": rows})
     return b"".join((len(head).to_bytes(4, "big"), head, *body))
 
@@ -184,8 +192,8 @@ def unpack(blob: bytes | None, key_of: Callable[[str], bytes]) -> list[Outgoing]
             take(value),
             cause_id,
             index,
-            message_id(key_of(cause_id), index),
-            extra and {name: take(length) for name, length in extra},
+            None if index == DEAD_LETTER else message_id(key_of(cause_id), index),
+            tuple((name, take(length)) for name, length in extra) if extra else None,
         )
         for source, topic, key, value, cause_id, index, extra in head["rows"]
     ]

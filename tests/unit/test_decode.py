@@ -13,7 +13,7 @@ from pydantic import BaseModel, field_validator
 from processor import Database, Message
 from processor.config import MessageSettings, Settings
 from processor.consumer import Assignment
-from processor.decode import Decoder, Incoming
+from processor.decode import MAX_ID_CHARS, REDRIVE, Decoder, Incoming
 from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.errors import ConfigError
 from processor.records import Partition, Record
@@ -188,6 +188,60 @@ def test_unusable_id_fails_under_the_coordinates(headers: list[tuple[str, bytes]
     record = decode(b"{}", headers=[("type", b"T"), *headers], settings={"id": ("header:message-id",)})
     assert reason(record) == expected
     assert record.message.id == "orders:0:5"
+
+
+def test_redriven_record_is_the_message_that_its_header_names() -> None:
+    """Neither what the chain finds, nor what scope and window make of it, is asked again."""
+    settings = {"scope_by_type": True, "window_seconds": 60}
+    headers = [("a", b"1"), ("message-id", b"m1"), ("type", b"T"), ("a", None)]
+    once = decode(b"{}", headers=headers, settings=settings)
+    again = decode(b"{}", headers=[*headers, (REDRIVE, b"T:m1@1700000040")], settings=settings)
+    assert not once.redriven
+    assert again.redriven
+    assert again.failure is None
+    assert again.message.id == "T:m1@1700000040"
+    assert again.key == decode(b"{}", headers=[("type", b"T"), ("message-id", b"T:m1@1700000040")]).key
+    assert list(again.message.headers) == headers
+    assert again.size == once.size
+
+
+def test_redriven_record_needs_no_timestamp_and_no_other_id() -> None:
+    settings = {"id": ("header:message-id",), "window_seconds": 60}
+    record = decode(b"{}", headers=[("type", b"T"), (REDRIVE, b"x")], timestamp_ms=None, settings=settings)
+    assert record.failure is None
+    assert record.message.id == "x"
+
+
+def test_last_of_several_redrives_counts_and_none_is_left() -> None:
+    record = decode(b"{}", headers=[(REDRIVE, b"one"), ("type", b"T"), (REDRIVE, b"two")])
+    assert record.message.id == "two"
+    assert list(record.message.headers) == [("type", b"T")]
+
+
+@pytest.mark.parametrize(
+    ("id_", "expected"),
+    [
+        (None, "missing_id"),
+        (b"", "missing_id"),
+        (b"\xff", "missing_id"),
+        (b"a\0b", "bad_id"),
+        (b"x" * (MAX_ID_CHARS + 1), "bad_id"),
+    ],
+)
+def test_redrive_under_an_unusable_id_fails_under_the_coordinates(id_: bytes | None, expected: str) -> None:
+    record = decode(b"{}", headers=[("type", b"T"), ("message-id", b"m"), (REDRIVE, id_)])
+    assert reason(record) == expected
+    assert record.message.id == "orders:0:5"
+    assert record.redriven
+    assert list(record.message.headers) == [("type", b"T"), ("message-id", b"m")]
+
+
+def test_redriven_record_that_is_still_bad_fails_under_its_id() -> None:
+    record = decode(b"not json", headers=[("type", b"T"), (REDRIVE, b"m")])
+    assert reason(record) == "not_json"
+    assert record.message.id == "m"
+    assert record.failure is not None
+    assert record.failure.kind == "poison"
 
 
 def test_type_with_nul_is_made_storable() -> None:

@@ -131,6 +131,43 @@ def test_ledger_blob_gives_back_what_went_in() -> None:
     assert [output.size() for output in kept] == [output.size() for output in sent]
 
 
+def dead_letter(*headers: tuple[str, bytes | None], id_: str = "e7") -> Outgoing:
+    return Outgoing(43, "orders.c.dlq", b"k", b"\x00v", id_, outputs.DEAD_LETTER, None, headers)
+
+
+def test_dead_letter_has_its_own_headers_and_no_others() -> None:
+    headers = [("a", b"1"), ("a", None), ("message-id", b"\xff"), ("a", b""), ("dlq-reason", b"r")]
+    letter = dead_letter(*headers)
+    assert letter.headers() == headers
+    assert letter.size() == len(b"k\x00v") + sum(len(name) + len(value or b"") + 10 for name, value in headers)
+    assert dead_letter().headers() == []
+
+
+def test_ledger_blob_gives_back_dead_letters_among_outputs() -> None:
+    sent = [
+        encode(Output("a", b"v", b"k", {"h": b"x", "n": None}), cause(id_="e5")),
+        dead_letter(("a", b"1"), ("a", None), ("ü", b"\xff"), ("a", b"1"), ("e", b"")),
+        encode(Output("b", b"w"), cause(id_="e6")),
+        dead_letter(("h", b"x"), id_="e8")._replace(key=None, value=None),
+        dead_letter(("h", b"x"), id_="e9")._replace(key=b"", value=b""),
+        encode(Output("b", b"x"), cause(id_="e6"), 1),
+    ]
+
+    def key_of(message_id: str) -> bytes:
+        assert message_id in ("e5", "e6"), "a dead letter's id is no concern of this blob"
+        return KEY(message_id)
+
+    kept = outputs.unpack(outputs.pack(sent), key_of)
+    assert kept == sent
+    assert [output.headers() for output in kept] == [output.headers() for output in sent]
+
+
+def test_standard_headers_keep_their_order_whatever_an_output_adds() -> None:
+    added = encode(Output("out", None, headers={"z": "1", "causation-id": "mine", "a": "2"}, type="T"), cause())
+    assert [name for name, _ in added.headers()] == ["message-id", "causation-id", "correlation-id", "type", "z", "a"]
+    assert dict(added.headers())["causation-id"] == b"mine"
+
+
 def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
     """What one of them has, its neighbours have not."""
     plain = [Output("out", {"n": n}, f"k{n}") for n in range(3)]
