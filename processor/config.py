@@ -54,7 +54,7 @@ class RetrySettings(_Table):
 
     attempts: int = Field(default=5, ge=1, le=1000)
     first_delay_ms: Milliseconds = 200
-    max_delay_ms: Milliseconds = 60_000
+    max_delay_ms: Milliseconds = Field(default=60_000, validate_default=True)
 
     @field_validator("max_delay_ms")
     @classmethod
@@ -88,7 +88,6 @@ class HandlerSettings(_Table):
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", value):
             raise ValueError('must name a function as "module:function"')
         return value
-
 
     @model_validator(mode="after")
     def _effects_need_the_inbox(self) -> HandlerSettings:
@@ -365,15 +364,20 @@ class FailureSettings(_Table):
         name = value.replace("{topic}", "t").replace("{consumer}", "c")
         if value and not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
             raise ValueError('must be a topic name, in which {topic} and {consumer} may stand, or "" for rows only')
+        if value == "{topic}":
+            raise ValueError("must not be the input topic: what failed would come in again, and fail again, for ever")
         return value
 
     @field_validator("classes")
     @classmethod
     def _names_errors(cls, classes: dict[str, Class]) -> dict[str, Class]:
-        for name in classes:
-            if not SQLSTATE.fullmatch(name) and not re.fullmatch(r"[\w.]+:[\w.]+", name):
+        named = {}
+        for name, class_ in classes.items():
+            state = name.upper()  # names of environment variables arrive in small letters
+            if not SQLSTATE.fullmatch(state) and not re.fullmatch(r"[\w.]+:[\w.]+", name):
                 raise ValueError(f'{name!r} must be a SQLSTATE or the beginning of one, or "module:Exception"')
-        return classes
+            named[state if SQLSTATE.fullmatch(state) else name] = class_
+        return named
 
 
 class EffectSettings(_Table):

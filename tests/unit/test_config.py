@@ -12,7 +12,7 @@ from confluent_kafka import cimpl
 from pydantic import ValidationError
 
 from processor import librdkafka
-from processor.config import BatchSettings, KafkaSettings, Settings, hide_password, load
+from processor.config import BatchSettings, KafkaSettings, RetrySettings, Settings, hide_password, load
 from processor.errors import ConfigError
 from tests.support.command import processor
 
@@ -63,6 +63,10 @@ URL = f'url = "postgresql://inventory:{PASSWORD}@localhost:5432/stock"'
 
 def kafka(line: str, table: str = "client") -> str:
     return toml(tables=f"[kafka.{table}]\nsasl.password = '{PASSWORD}'\n{line}")
+
+
+def failing(tables: str) -> str:
+    return toml() + "\n" + tables
 
 
 BAD = {
@@ -134,6 +138,55 @@ BAD = {
     "template with doubled braces": Bad("message.id", "unbalanced", toml(message='id = ["business:{{a}}:{order_id}"]')),
     "template with index": Bad("message.id", "no plain name", toml(message='id = ["business:{0}"]')),
     "strategy that is never reached": Bad("message.id", "never used", toml(message='id = ["offset", "header:id"]')),
+    # what becomes of failures
+    "class nobody has heard of": Bad(
+        "failure.classes.23505", "did you mean poison?", failing('[failure.classes]\n"23505" = "posion"')
+    ),
+    "too long for a SQLSTATE": Bad("failure.classes", "SQLSTATE", failing('[failure.classes]\n"235055" = "poison"')),
+    "too short for a SQLSTATE": Bad("failure.classes", "SQLSTATE", failing('[failure.classes]\n"2" = "poison"')),
+    "exception without its module": Bad(
+        "failure.classes", "module:Exception", failing('[failure.classes]\n"ConnectError" = "outage"')
+    ),
+    "policy nobody has heard of": Bad(
+        "failure.policy", "did you mean park-key?", failing('[failure]\npolicy = "park"')
+    ),
+    "dead-letter topic with another placeholder": Bad(
+        "failure.dead_letter_topic", "{topic} and {consumer}", failing('[failure]\ndead_letter_topic = "{group}.dlq"')
+    ),
+    "dead-letter topic with a blank": Bad(
+        "failure.dead_letter_topic", "topic name", failing('[failure]\ndead_letter_topic = "dead letters"')
+    ),
+    "dead letters into the input topic": Bad(
+        "failure.dead_letter_topic", "come in again", failing('[failure]\ndead_letter_topic = "{topic}"')
+    ),
+    "quarantine at the first start": Bad(
+        "failure.quarantine_after", "greater than or equal to 2", failing("[failure]\nquarantine_after = 1")
+    ),
+    "more than all of the budget": Bad(
+        "failure.budget_percent", "less than or equal to 100", failing("[failure]\nbudget_percent = 101")
+    ),
+    "no attempt at all": Bad("retry.attempts", "greater than or equal to 1", failing("[retry]\nattempts = 0")),
+    "longest delay below the first": Bad(
+        "retry.max_delay_ms", "at least first_delay_ms", failing("[retry]\nfirst_delay_ms = 200\nmax_delay_ms = 100")
+    ),
+    "first delay above the longest one's default": Bad(
+        "retry.max_delay_ms", "at least first_delay_ms", failing("[retry]\nfirst_delay_ms = 60_001")
+    ),
+    "longest delay of a type below its first": Bad(
+        "handlers.A.retry.max_delay_ms",
+        "at least first_delay_ms",
+        toml(handlers='A = { call = "a:b", retry = { first_delay_ms = 200, max_delay_ms = 100 } }'),
+    ),
+    "number instead of a type's retry table": Bad(
+        "handlers.A.retry", "must be a table", toml(handlers='A = { call = "a:b", retry = 3 }')
+    ),
+    "no time for a handler": Bad(
+        "handlers.A.timeout_ms", "greater than 0", toml(handlers='A = { call = "a:b", timeout_ms = 0 }')
+    ),
+    "effect without inbox": Bad(
+        "handlers.A", "effect needs the inbox", toml(handlers='A = { call = "a:b", effect = true, inbox = false }')
+    ),
+    "no lease": Bad("effects.lease_ms", "greater than 0", failing("[effects]\nlease_ms = 0")),
     # unsafe for exactly-once
     "auto commit": Bad("kafka.client.enable.auto.commit", "must stay false", kafka("enable.auto.commit = true")),
     "auto commit, legacy name": Bad(
@@ -634,7 +687,7 @@ def test_example_deployments_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
     examples = sorted(Path("config").glob("*.toml"))
-    assert [load(example, {}).consumer for example in examples] == ["inventory", "payments"]
+    assert [load(example, {}).consumer for example in examples] == ["billing", "inventory", "payments"]
 
 
 TOP = 'consumer = "inventory"\ntopic = "orders"\n'
@@ -658,3 +711,40 @@ def test_concurrency_is_one_unless_said_otherwise(tmp_path: Path) -> None:
     assert settings(tmp_path).concurrency == 1
     assert settings(tmp_path, toml(top=TOP + "concurrency = 64")).concurrency == 64
     assert settings(tmp_path, toml(), {"PROCESSOR_CONCURRENCY": "8"}).concurrency == 8
+
+
+def test_failed_messages_are_tried_again_and_then_put_aside_unless_said_otherwise(tmp_path: Path) -> None:
+    loaded = settings(tmp_path)
+    assert loaded.retry == RetrySettings(attempts=5, first_delay_ms=200, max_delay_ms=60_000)
+    assert loaded.failure.policy == "dead-letter"
+    assert loaded.failure.classes == {}
+    assert loaded.run.ready_file is None
+    handler = loaded.handlers["OrderPlaced"]
+    assert (handler.effect, handler.timeout_ms, handler.retry) == (False, None, None)
+
+
+def test_a_type_may_have_a_retry_table_of_its_own(tmp_path: Path) -> None:
+    own = 'Charge = { call = "a:b", effect = true, timeout_ms = 9, retry = { attempts = 2, first_delay_ms = 5 } }'
+    loaded = settings(tmp_path, toml(handlers=f'Other = "a:c"\n{own}') + "\n[retry]\nattempts = 7")
+    charge = loaded.handlers["Charge"]
+    assert charge.retry == RetrySettings(attempts=2, first_delay_ms=5)
+    assert (charge.effect, charge.timeout_ms) == (True, 9)
+    assert loaded.handlers["Other"].retry is None
+    assert loaded.retry.attempts == 7
+
+
+def test_dead_letter_topics_are_named_after_topic_and_consumer(tmp_path: Path) -> None:
+    def topic_for(pattern: str | None) -> str | None:
+        table = "" if pattern is None else f'[failure]\ndead_letter_topic = "{pattern}"'
+        return settings(tmp_path, failing(table)).dead_letter_topic("orders")
+
+    assert topic_for(None) == "orders.inventory.dlq"
+    assert topic_for("dead-{consumer}") == "dead-inventory"
+    assert topic_for("failed") == "failed"
+    assert topic_for("") is None
+
+
+def test_classes_come_from_the_environment_too_and_sqlstates_get_their_capitals_back(tmp_path: Path) -> None:
+    table = '[failure.classes]\n"httpx:ConnectError" = "outage"\n"23" = "poison"'
+    loaded = settings(tmp_path, failing(table), {"PROCESSOR_FAILURE__CLASSES__40P01": "bug"})
+    assert loaded.failure.classes == {"httpx:ConnectError": "outage", "23": "poison", "40P01": "bug"}
