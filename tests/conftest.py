@@ -25,7 +25,15 @@ SKUS = 10
 
 
 class Topics(Protocol):
-    def __call__(self, name: str = "topic", *, partitions: int = 1, stack: Servers | None = None) -> str: ...
+    def __call__(
+        self,
+        name: str = "topic",
+        *,
+        partitions: int = 1,
+        stack: Servers | None = None,
+        exact: bool = False,
+        config: dict[str, str] | None = None,
+    ) -> str: ...
 
 
 class Deploy(Protocol):
@@ -37,6 +45,7 @@ class Deploy(Protocol):
         partitions: int = 4,
         stack: Servers | None = None,
         database: str | None = None,
+        dead_letters: bool = False,
         settings: dict[str, Any] | None = None,
     ) -> Deployment: ...
 
@@ -135,13 +144,20 @@ def database(databases: Databases) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def topics(stack: Servers) -> Topics:
-    """Creates a topic with a name of its own: `topics("orders", partitions=4)`."""
+    """Creates a topic with a name of its own, or if asked with this one: `topics("orders", partitions=4)`."""
     default = stack
 
-    def create(name: str = "topic", *, partitions: int = 1, stack: Servers | None = None) -> str:
+    def create(
+        name: str = "topic",
+        *,
+        partitions: int = 1,
+        stack: Servers | None = None,
+        exact: bool = False,
+        config: dict[str, str] | None = None,
+    ) -> str:
         admin = AdminClient({"bootstrap.servers": (stack or default).bootstrap_servers, "log_level": 0})
-        topic = unique(name)
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(ADMIN_SECONDS)
+        topic = name if exact else unique(name)
+        admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(ADMIN_SECONDS)
         return topic
 
     return create
@@ -152,7 +168,9 @@ def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) ->
     """Creates topics and a configuration of the inventory example on this test's database, with ample stock.
 
     `settings` are tables and plain settings of the configuration, merged over the short time-outs that tests want;
-    `stack` and `database` say where, if it is not the test run's stack and this test's database.
+    `stack` and `database` say where, if it is not the test run's stack and this test's database. With `dead_letters`
+    there is a dead-letter topic; else failed messages are rows only. Records in the output topic carry the time at
+    which the broker took them.
     """
     default, own = stack, database
 
@@ -163,14 +181,19 @@ def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) ->
         partitions: int = 4,
         stack: Servers | None = None,
         database: str | None = None,
+        dead_letters: bool = False,
         settings: dict[str, Any] | None = None,
     ) -> Deployment:
         bootstrap_servers = (stack or default).bootstrap_servers
         database = database or own
         consumer = unique("inventory")
         orders = topics("orders", partitions=partitions, stack=stack)
-        results = topics("reservations", partitions=2, stack=stack)
+        results = topics("reservations", partitions=2, stack=stack, config={"message.timestamp.type": "LogAppendTime"})
         tables = deployments.settings(protocol, handler)
+        dead_letter_topic = f"{orders}.{consumer}.dlq"
+        if dead_letters:
+            topics(dead_letter_topic, partitions=2, stack=stack, exact=True)
+            tables["failure"]["dead_letter_topic"] = "{topic}.{consumer}.dlq"
         tables["kafka"]["bootstrap_servers"] = bootstrap_servers
         tables["database"]["url"] = database
         config = tmp_path / f"{consumer}.toml"
@@ -184,6 +207,7 @@ def deployment(tmp_path: Path, stack: Servers, database: str, topics: Topics) ->
             database=database,
             bootstrap_servers=bootstrap_servers,
             partitions=partitions,
+            dead_letter_topic=dead_letter_topic,
             environment={"TEST_OUTPUT_TOPIC": results},
         )
 

@@ -5,35 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from processor import config, dispatch
 from processor.loop import Engine
-from tests.support import deployments
+from tests.support import deployments, sending
+from tests.support.sending import Place, Sent
+
+__all__ = ["EFFECTS", "SECONDS", "Bench", "Sent", "write_config"]
 
 SECONDS = 40.0
 INTERVAL_SECONDS = 0.02
-
-
-@dataclass
-class Sent:
-    value: Any = None
-    key: bytes | None = b"k"
-    type: str | None = "T"
-    id: str | None = None
-    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
-    partition: int = 0
 
 
 @dataclass
@@ -53,20 +47,11 @@ class Bench:
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         self.reader = Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": self.consumer, "log_level": 0})
 
-    def send(self, records: Iterable[Sent]) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+    def send(self, records: Iterable[Sent]) -> list[Place]:
+        records = list(records)
         for record in records:
-            headers = list(record.headers)
-            if record.type is not None:
-                headers.append(("type", record.type.encode()))
-            if record.id is not None:
-                headers.append(("message-id", record.id.encode()))
-            value = record.value
-            if value is not None and not isinstance(value, bytes):
-                value = json.dumps(value).encode()
             self._sent_ids |= _possible_ids(record)
-            producer.produce(self.input, value, record.key, record.partition, headers=headers)  # type: ignore[arg-type]
-        assert producer.flush(SECONDS) == 0
+        return sending.send(self.bootstrap_servers, self.input, records)
 
     @asynccontextmanager
     async def running(self, engines: int = 1, environ: Mapping[str, str] | None = None) -> AsyncIterator[None]:
@@ -101,6 +86,27 @@ class Bench:
                     task.result()
             assert time.monotonic() < deadline, f"not done: committed {committed} of {ends}"
             await asyncio.sleep(INTERVAL_SECONDS)  # nobody tells a bystander what is committed
+
+    async def until(self, condition: Callable[[], Awaitable[object] | object], what: str) -> None:
+        """Until the condition holds; fails at once if an engine gives up meanwhile."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            found = condition()
+            if await found if inspect.isawaitable(found) else found:
+                return
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            assert time.monotonic() < deadline, f"not within {SECONDS:g} s: {what}"
+            await asyncio.sleep(INTERVAL_SECONDS)  # nobody tells a bystander
+
+    async def done_with(self, partition: int) -> None:
+        """Until the group has committed this partition to its end, whatever becomes of the others."""
+
+        def committed() -> bool:
+            return self.committed().get(partition, 0) >= self.ends()[partition]
+
+        await self.until(lambda: asyncio.to_thread(committed), f"partition {partition} done")
 
     def committed(self) -> dict[int, int]:
         asked = [TopicPartition(self.input, partition) for partition in range(self.partitions)]

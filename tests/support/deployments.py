@@ -31,6 +31,7 @@ class Deployment:
     database: str
     bootstrap_servers: str
     partitions: int
+    dead_letter_topic: str
     environment: dict[str, str] = field(default_factory=dict)
 
     def feed(self, *, skus: int = 5) -> Feed:
@@ -59,7 +60,7 @@ def settings(protocol: str, handler: str) -> dict[str, dict[str, Any]]:
         # Small batches: many commits, many chances to go wrong, in a short time.
         "batch": {"max_messages": 50, "linger_ms": 5},
         "run": {"stop_timeout_ms": 10_000},
-        **FAILING,
+        **{name: dict(table) for name, table in FAILING.items()},
     }
 
 

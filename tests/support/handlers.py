@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
-from collections.abc import AsyncIterator
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from processor import Database, Message, Output, Reject, Result, Retry
@@ -21,6 +22,17 @@ failing: set[str] = set()
 gate = asyncio.Event()
 in_flight = 0
 seen_in_flight: list[int] = []  # how many there were, at the beginning and the end of each
+plans: dict[str, Iterator[Exception]] = {}  # what `planned` raises for a message, call by call
+moments: defaultdict[str, list[float]] = defaultdict(list)  # of the monotonic clock, when it was called
+attempts: defaultdict[str, list[int]] = defaultdict(list)  # what messages said about themselves
+
+
+class Odd(Exception):
+    """One that a deployment may have a class for."""
+
+
+class OddOfAKind(Odd):
+    pass
 
 
 def probe() -> None:
@@ -34,6 +46,9 @@ def reset(topic: str) -> None:
     seen_in_flight.clear()
     calls.clear()
     failing.clear()
+    plans.clear()
+    moments.clear()
+    attempts.clear()
 
 
 def _what(message: Message[Any]) -> str:
@@ -329,3 +344,37 @@ async def read_for_all(message: Message[Any], db: Database) -> None:
     with contextlib.suppress(Exception):
         await db.fetchval("SELECT 1")
     gate.set()
+
+
+async def planned(message: Message[Any], db: Database) -> Output:
+    """Queues one row, then raises what the test has planned for this call, if anything."""
+    calls[message.id] += 1
+    moments[message.id].append(time.monotonic())
+    attempts[message.id].append(message.attempt)
+    db.write(INSERT, _what(message))
+    error = next(plans.get(message.id, iter(())), None)
+    if error is not None:
+        raise error
+    return Output(output_topic, {"what": _what(message)}, key=message.key)
+
+
+async def planned_after_writing(message: Message[Any], db: Database) -> Output:
+    """The same, but its row is in Postgres already when it raises: only a rollback takes it back."""
+    await db.fetchval("SELECT 1")
+    return await planned(message, db)
+
+
+async def hang_at_first(message: Message[Any], db: Database) -> None:
+    """Comes to no end when it is called for the first time."""
+    calls[message.id] += 1
+    db.write(INSERT, _what(message))
+    if calls[message.id] == 1:
+        await asyncio.sleep(3600)
+
+
+async def raise_state(message: Message[Any], db: Database) -> None:
+    """An error of Postgres' with the SQLSTATE that the message names, as often as it says."""
+    calls[message.id] += 1
+    db.write(INSERT, _what(message))
+    if calls[message.id] <= message.value["times"]:
+        await db.execute(f"DO $$ BEGIN RAISE 'as told' USING ERRCODE = '{message.value['state']}'; END $$")

@@ -16,20 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.support import sql
+from tests.support.reading import READ_SECONDS, header, offset_of, partition_of, partitions, read_all
 from tests.support.waiting import eventually
 
-READ_SECONDS = 30.0
 SHOWN = 5
 
 Order = tuple[str, str, int]
@@ -107,7 +100,7 @@ class Verifier:
 
     def committed(self) -> dict[int, int]:
         """What the group has committed; offsets in a transaction that is still open do not count."""
-        parts = [TopicPartition(self._input, number) for number in self._partitions(self._input)]
+        parts = [TopicPartition(self._input, number) for number in partitions(self._admin, self._input)]
         found: dict[int, int] = {}
 
         def answered() -> bool:
@@ -145,15 +138,15 @@ class Verifier:
                 " AS summed FROM stock s",
             )
         }
-        outputs = self._read(self._output)
-        inputs = self._read(self._input)
+        outputs = read_all(self._bootstrap_servers, self._output)
+        inputs = read_all(self._bootstrap_servers, self._input)
 
         events: dict[str, Order] = {}
         unfinished: set[str] = set()
         for message in inputs:
             body = _json(message)
             events.setdefault(body["event_id"], (body["order_id"], body["sku"], body["quantity"]))
-            if _offset(message) >= committed.get(_partition(message), 0):
+            if offset_of(message) >= committed.get(partition_of(message), 0):
                 # Even if a duplicate of it is committed on another partition: the outputs go with the first.
                 unfinished.add(body["event_id"])
         orders = set(events.values())
@@ -161,7 +154,7 @@ class Verifier:
 
         row_counts = Counter(rows)
         sent = Counter(_announced(message) for message in outputs)
-        ids = Counter(_header(message, "message-id") for message in outputs)
+        ids = Counter(header(message, "message-id") for message in outputs)
         return Report(
             lost_rows=_names(order for order in demanded if order not in row_counts),
             doubled_rows=_names(order for order, count in row_counts.items() if count > 1),
@@ -177,53 +170,15 @@ class Verifier:
             outputs=len(outputs),
         )
 
-    def _read(self, topic: str) -> list[Message]:
-        """Every record that a read_committed reader gets to see now."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._bootstrap_servers,
-                "group.id": f"verifier-{self._group}",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 10,
-                "log_level": 0,
-            }
-        )
-        try:
-            waiting = set(self._partitions(topic))
-            consumer.assign([TopicPartition(topic, partition, 0) for partition in waiting])
-            found: list[Message] = []
-            while waiting:
-                first = consumer.poll(READ_SECONDS)
-                assert first is not None, f"{topic}: no answer within {READ_SECONDS:g} s"
-                for message in (first, *consumer.consume(10_000, 0)):
-                    error = message.error()
-                    if error is None:
-                        found.append(message)
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        waiting.discard(_partition(message))
-                    else:
-                        raise AssertionError(f"{topic} could not be read: {error.str()}")
-            return found
-        finally:
-            consumer.close()
-
     def _ends(self, topic: str, *, committed: bool = False) -> dict[int, int]:
         """Where the log ends: for everybody, or for readers of committed data."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         latest: Callable[[], OffsetSpec] = OffsetSpec.latest
         futures = self._admin.list_offsets(
-            {TopicPartition(topic, partition): latest() for partition in self._partitions(topic)},
+            {TopicPartition(topic, partition): latest() for partition in partitions(self._admin, topic)},
             isolation_level=level,
         )
         return {at.partition: future.result().offset for at, future in futures.items()}
-
-    def _partitions(self, topic: str) -> list[int]:
-        found = self._admin.list_topics(topic, timeout=READ_SECONDS).topics[topic]
-        assert found.error is None, f"{topic}: {found.error}"  # it would look like a topic with nothing in it
-        return sorted(found.partitions)
 
     def _unfinished(self) -> str:
         stand = {
@@ -246,31 +201,13 @@ def _announced(message: Message) -> Order:
     body: Mapping[str, Any] = _json(message)
     key = message.key()
     key_text = key.decode() if isinstance(key, bytes) else str(key)
-    if key_text != body.get("order_id") or _header(message, "type") != "OrderReserved":
-        return f"{key_text}:{_header(message, 'type')}", str(body.get("sku")), int(body.get("quantity", 0))
+    if key_text != body.get("order_id") or header(message, "type") != "OrderReserved":
+        return f"{key_text}:{header(message, 'type')}", str(body.get("sku")), int(body.get("quantity", 0))
     return body["order_id"], body["sku"], body["quantity"]
 
 
 def _json(message: Message) -> Any:
     return json.loads(message.value() or b"{}")
-
-
-def _header(message: Message, name: str) -> str | None:
-    headers: Any = message.headers() or ()
-    value = dict(headers).get(name)
-    return value.decode() if isinstance(value, bytes) else None
-
-
-def _partition(message: Message) -> int:
-    partition = message.partition()
-    assert partition is not None
-    return partition
-
-
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
 
 
 def _names(orders: Any) -> list[str]:

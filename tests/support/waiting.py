@@ -23,3 +23,13 @@ def eventually(condition: Callable[[], object], seconds: float, what: str | Call
             text = what if isinstance(what, str) else what()
             raise AssertionError(f"not within {seconds:g} s: {text}")
         pause.wait(INTERVAL_SECONDS)
+
+
+def throughout(condition: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
+    """Return when the time is over; fail, saying what was to stay so, as soon as the condition does not hold."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        if not condition():
+            raise AssertionError(f"not all the time for {seconds:g} s: {what if isinstance(what, str) else what()}")
+        pause.wait(INTERVAL_SECONDS)

@@ -1,0 +1,48 @@
+"""Handlers for real processes: each message says itself what is to go wrong with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from processor import Database, Message, Output, Reject, Unavailable
+
+OUTPUT = os.environ["TEST_OUTPUT_TOPIC"]
+# As long as this file is there, what a handler needs is not.
+DOWN = Path(os.environ.get("TEST_DOWN_FILE", "/nonexistent"))
+
+# What is written with this text breaks the table's constraint.
+FORBIDDEN = "forbidden"
+TABLE = (
+    f"CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL CHECK (what <> '{FORBIDDEN}'))"
+)
+
+
+async def apply(message: Message[Any], db: Database) -> Output:
+    """One queued row and one output; first, if the message says so, one of several ways to fail."""
+    match message.value.get("do"):
+        case "reject":
+            raise Reject("as the message says")
+        case "exit":
+            os._exit(9)
+        case "call" if _is_down():
+            raise Unavailable("as long as the file is there")
+    what = message.value["what"]
+    db.write("INSERT INTO effects (what) VALUES ($1)", what)
+    return _output(message)
+
+
+async def apply_many(messages: list[Message[Any]], db: Database) -> list[Output]:
+    await db.execute(
+        "INSERT INTO effects (what) SELECT * FROM unnest($1::text[])", [message.value["what"] for message in messages]
+    )
+    return [_output(message) for message in messages]
+
+
+def _output(message: Message[Any]) -> Output:
+    return Output(OUTPUT, {"what": message.value["what"]}, key=message.key, type="Applied", cause=message)
+
+
+def _is_down() -> bool:
+    return DOWN.exists()
