@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation as Operation  # type: ignore[attr-defined]
 from confluent_kafka.admin import AdminClient
 
-from processor import dispatch, librdkafka, migrate
+from processor import dispatch, failures, librdkafka, migrate
 from processor.config import Settings
 from processor.errors import ConfigError, SetupError
 
@@ -66,7 +66,7 @@ def offline(settings: Settings) -> list[Finding]:
     """Everything that can be told without a server."""
     topics = ", ".join(settings.topics)
     read = Finding("configuration", settings.source, True, f"consumer {settings.consumer}, topics {topics}")
-    return [read, *_handlers(settings), *_clients(settings), *_migrations(settings)]
+    return [read, *_handlers(settings), *_classes(settings), *_clients(settings), *_migrations(settings)]
 
 
 def connected(settings: Settings) -> list[Finding]:
@@ -75,7 +75,7 @@ def connected(settings: Settings) -> list[Finding]:
 
 
 def broker(settings: Settings) -> list[Finding]:
-    """Reachable, authenticated, topics there, and allowed to read them."""
+    """Reachable, authenticated, topics there, and allowed to read them, or to write dead letters to them."""
     errors: list[KafkaError] = []
     silent = logging.Logger("processor.check", level=logging.CRITICAL + 1)
     config = settings.kafka.admin_config() | {"error_cb": errors.append, "logger": silent}
@@ -89,6 +89,8 @@ def broker(settings: Settings) -> list[Finding]:
         known = admin.list_topics(timeout=DEADLINE_SECONDS).topics
         findings = [Finding("server", "kafka", True, f"{servers}, {len(cluster.nodes)} broker(s)")]
         findings += [_topic(settings, admin, topic, list(known), errors) for topic in settings.topics]
+        dead_letters = dict.fromkeys(filter(None, map(settings.dead_letter_topic, settings.topics)))
+        findings += [_dead_letter_topic(settings, admin, topic, list(known), errors) for topic in dead_letters]
         findings.append(_group(settings, admin, errors))
     except KafkaException as error:
         text = settings.redact(str(error.args[0].str()))
@@ -131,8 +133,19 @@ def _handlers(settings: Settings) -> Iterator[Finding]:
         except ConfigError as error:
             yield Finding("configuration", name, False, settings.redact(str(error)))
         else:
-            without = "" if handler.inbox else ", without inbox"
-            yield Finding("configuration", name, True, f"{handler.call}{without}")
+            kind = ", external effect" if handler.effect else "" if handler.inbox else ", without inbox"
+            yield Finding("configuration", name, True, f"{handler.call}{kind}")
+
+
+def _classes(settings: Settings) -> Iterator[Finding]:
+    if not settings.failure.classes:
+        return
+    try:
+        failures.Judge(settings)
+    except ConfigError as error:
+        yield Finding("configuration", "failure.classes", False, settings.redact(str(error)))
+    else:
+        yield Finding("configuration", "failure.classes", True, ", ".join(settings.failure.classes))
 
 
 def _clients(settings: Settings) -> Iterator[Finding]:
@@ -194,6 +207,23 @@ def _topic(settings: Settings, admin: AdminClient, topic: str, known: list[str],
         near = difflib.get_close_matches(topic, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "create it, or allow this user to describe it"
         return Finding("server", name, False, f"{where}: {topic} does not exist; {hint}")
+    return _permitted(admin, topic, Operation.READ, name, where, errors)
+
+
+def _dead_letter_topic(
+    settings: Settings, admin: AdminClient, topic: str, known: list[str], errors: list[KafkaError]
+) -> Finding:
+    name, where = f"dead-letter topic {topic}", f"{settings.source}: failure.dead_letter_topic"
+    if topic not in known:
+        # No guess at a near name: that would be the dead-letter topic of somebody else.
+        hint = 'create it, allow this user to describe it, or set "" to keep failed messages as rows only'
+        return Finding("server", name, False, f"{where}: {topic} does not exist; {hint}")
+    return _permitted(admin, topic, Operation.WRITE, name, where, errors)
+
+
+def _permitted(
+    admin: AdminClient, topic: str, operation: Operation, name: str, where: str, errors: list[KafkaError]
+) -> Finding:
     asked = admin.describe_topics(
         TopicCollection([topic]), include_authorized_operations=True, request_timeout=DEADLINE_SECONDS
     )
@@ -203,9 +233,10 @@ def _topic(settings: Settings, admin: AdminClient, topic: str, known: list[str],
         return Finding("server", name, False, f"{where}: {topic}: {error.args[0].name()}: {error.args[0].str()}")
     if described is None:
         return Finding("server", name, False, f"{where}: {topic}: no answer from the broker")
-    if _forbidden(described.authorized_operations):
-        return Finding("server", name, False, f"{where}: {topic}: this user may not READ it; add the ACL")
-    return Finding("server", name, True, f"{len(described.partitions)} partition(s), may be read")
+    if _forbidden(operation, described.authorized_operations):
+        return Finding("server", name, False, f"{where}: {topic}: this user may not {operation.name} it; add the ACL")
+    use = "read" if operation is Operation.READ else "written"
+    return Finding("server", name, True, f"{len(described.partitions)} partition(s), may be {use}")
 
 
 def _group(settings: Settings, admin: AdminClient, errors: list[KafkaError]) -> Finding:
@@ -228,14 +259,14 @@ def _group(settings: Settings, admin: AdminClient, errors: list[KafkaError]) -> 
         admin.poll(0.1)
     if described is None:
         return Finding("server", name, False, f"{where}: no answer from the broker")
-    if _forbidden(described.authorized_operations):
+    if _forbidden(Operation.READ, described.authorized_operations):
         return Finding("server", name, False, f"{where}: this user may not READ the group; add the ACL")
     return Finding("server", name, True, f"{len(described.members)} member(s)")
 
 
-def _forbidden(operations: list[Operation] | None) -> bool:
+def _forbidden(operation: Operation, allowed: list[Operation] | None) -> bool:
     """Brokers that do not tell leave this empty: then nothing is known, and nothing is claimed."""
-    return bool(operations) and not {Operation.READ, Operation.ALL}.intersection(operations or ())
+    return bool(allowed) and not {operation, Operation.ALL}.intersection(allowed or ())
 
 
 def _server_state(settings: Settings, state: Any) -> Finding:

@@ -46,7 +46,9 @@ class Deployment:
             f'consumer = "{self.topic}"\ntopic = "{self.topic}"\nhandlers.OrderPlaced = "shop:reserve"\n'
         )
         admin = AdminClient({"bootstrap.servers": stack.internal_bootstrap_servers})
-        admin.create_topics([NewTopic(self.topic, 3, 1)])[self.topic].result(timeout=30)
+        self.dead_letters = f"{self.topic}.{self.topic}.dlq"
+        for made in admin.create_topics([NewTopic(self.topic, 3, 1), NewTopic(self.dead_letters, 1, 1)]).values():
+            made.result(timeout=30)
 
     def processor(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
@@ -94,6 +96,7 @@ def test_check_asks_for_migrate_and_is_content_afterwards(deployment: Deployment
     done = deployment.processor("check", "orders.toml", "--connect")
     assert done.returncode == 0
     assert f"✓ topic {deployment.topic}: 3 partition(s), may be read" in done.stdout
+    assert f"✓ dead-letter topic {deployment.dead_letters}: 1 partition(s), may be written" in done.stdout
     assert "✓ schema: as this code needs it" in done.stdout
     assert "– kafka write permissions: " in done.stdout
 
@@ -108,9 +111,41 @@ def test_check_changes_nothing(deployment: Deployment, stack: Stack) -> None:
 
 def test_a_missing_topic_is_named_with_the_nearest_one(deployment: Deployment) -> None:
     deployment.processor("migrate", "orders.toml")
-    (missing,) = deployment.failures(PROCESSOR_TOPIC=f"{deployment.topic}s")
+    (missing,) = deployment.failures(
+        PROCESSOR_TOPIC=f"{deployment.topic}s", PROCESSOR_FAILURE__DEAD_LETTER_TOPIC=deployment.dead_letters
+    )
     expected = f"orders.toml: topics: {deployment.topic}s does not exist; did you mean {deployment.topic}?"
     assert missing == expected
+
+
+def test_a_missing_dead_letter_topic_is_named_unless_none_is_wanted(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    (missing,) = deployment.failures(PROCESSOR_FAILURE__DEAD_LETTER_TOPIC="{topic}.failed")
+    assert missing == (
+        f"orders.toml: failure.dead_letter_topic: {deployment.topic}.failed does not exist; create it, allow this user"
+        ' to describe it, or set "" to keep failed messages as rows only'
+    )
+    assert deployment.failures(PROCESSOR_FAILURE__DEAD_LETTER_TOPIC="") == []
+
+
+def test_one_dead_letter_topic_for_several_inputs_is_looked_at_once(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    topics = f"{deployment.topic},{deployment.dead_letters}"  # any two that exist
+    (missing,) = deployment.failures(PROCESSOR_TOPICS=topics, PROCESSOR_FAILURE__DEAD_LETTER_TOPIC="nowhere")
+    assert missing.startswith("orders.toml: failure.dead_letter_topic: nowhere does not exist; ")
+
+
+def test_an_error_that_is_mapped_to_a_class_must_exist(deployment: Deployment) -> None:
+    config = deployment.folder / "orders.toml"
+    text = config.read_text()
+    config.write_text(text + '[failure.classes]\n"builtins:ConnectionError" = "outage"\n"23505" = "poison"\n')
+    done = deployment.processor("check", "orders.toml")
+    assert done.returncode == 0
+    assert "✓ failure.classes: builtins:ConnectionError, 23505" in done.stdout
+    config.write_text(text + '[failure.classes]\n"builtins:ConectionError" = "outage"\n')
+    done = deployment.processor("check", "orders.toml")
+    assert done.returncode == 2
+    assert "✗ orders.toml: failure.classes: " in done.stdout
 
 
 def test_a_newer_database_is_refused(deployment: Deployment) -> None:
@@ -202,15 +237,19 @@ def test_a_broker_that_refuses_us_is_named_with_the_likely_fix(
 def test_permissions_the_broker_denies_are_named(secured: Stack, tmp_path: Path, empty_database: str) -> None:
     deployment = Deployment(tmp_path, secured, empty_database)
     deployment.processor("migrate", "orders.toml")
-    topic, group = deployment.failures()
+    topic, dead_letters, group = deployment.failures()
     assert topic.startswith(f"orders.toml: topics: {deployment.topic} does not exist; ")
+    assert dead_letters.startswith(f"orders.toml: failure.dead_letter_topic: {deployment.dead_letters} does not exist")
     assert group.startswith(f"orders.toml: consumer: {deployment.topic}: GROUP_AUTHORIZATION_FAILED")
     allow(secured, ResourceType.TOPIC, deployment.topic, AclOperation.DESCRIBE)
+    allow(secured, ResourceType.TOPIC, deployment.dead_letters, AclOperation.DESCRIBE)
     allow(secured, ResourceType.GROUP, deployment.topic, AclOperation.DESCRIBE)
     assert deployment.failures() == [
         f"orders.toml: topics: {deployment.topic}: this user may not READ it; add the ACL",
+        f"orders.toml: failure.dead_letter_topic: {deployment.dead_letters}: this user may not WRITE it; add the ACL",
         f"orders.toml: consumer: {deployment.topic}: this user may not READ the group; add the ACL",
     ]
     allow(secured, ResourceType.TOPIC, deployment.topic, AclOperation.READ)
+    allow(secured, ResourceType.TOPIC, deployment.dead_letters, AclOperation.WRITE)
     allow(secured, ResourceType.GROUP, deployment.topic, AclOperation.READ)
     assert deployment.failures() == []
