@@ -66,6 +66,7 @@ class Processor(Subject):
             "message": {"id": ["payload:/event_id"]},
             "kafka": {"bootstrap_servers": job.bootstrap_servers},
             "database": {"url": job.database},
+            "failure": {"dead_letter_topic": ""},  # nothing fails here, and no other subject has such a topic
         }
         if self.profile is not None:
             top["profile"] = self.profile

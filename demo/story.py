@@ -61,6 +61,7 @@ class Stage:
     group: Consumer  # asks about the processor's group, never joins it
     database: str
     topic: str
+    dead_letters: str  # must be there, and stays empty: no order here is beyond repair
     starts: dict[int, int]  # where our answers begin in a topic that others may use too
     service: Service
     made: list[str] = field(default_factory=list)  # topics, besides our own, that were not there before
@@ -226,12 +227,13 @@ def _is_caught_up(stage: Stage) -> bool:
 @asynccontextmanager
 async def _staged(stack: Stack, *, keep: bool) -> AsyncIterator[Stage]:
     run = f"demo-{uuid.uuid4().hex[:8]}"
+    topic = f"{run}-orders"
     kafka: dict[str, Any] = {"bootstrap.servers": stack.bootstrap_servers, **stack.client_settings}
     database = urlunsplit(urlsplit(stack.postgres_url)._replace(path=f"/{run}"))
     environment = {
         **stack.environment(),
         "PROCESSOR_CONSUMER": run,
-        "PROCESSOR_TOPIC": f"{run}-orders",
+        "PROCESSOR_TOPIC": topic,
         "PROCESSOR_DATABASE__URL": database,
         "PROCESSOR_BATCH__MAX_MESSAGES": str(BATCH),
         # A dead process is noticed after 3 s instead of 10: nobody wants to watch that.
@@ -240,7 +242,8 @@ async def _staged(stack: Stack, *, keep: bool) -> AsyncIterator[Stage]:
     }
     service = Service(environment, stack.directory / "logs" / "demo-processor.log")
     group = Consumer({**kafka, "group.id": run, "enable.auto.commit": False}, logger=SILENT)
-    stage = Stage(run, kafka, AdminClient(kafka, logger=SILENT), group, database, f"{run}-orders", {}, service)
+    admin = AdminClient(kafka, logger=SILENT)
+    stage = Stage(run, kafka, admin, group, database, topic, f"{topic}.{run}.dlq", {}, service)
     try:
         await _server(stack, f'CREATE DATABASE "{run}"')
         await asyncio.to_thread(_make_topics, stage)
@@ -281,7 +284,11 @@ async def _fill_stock(database: str) -> None:
 
 
 def _make_topics(stage: Stage) -> None:
-    wanted = [NewTopic(stage.topic, ORDER_PARTITIONS), NewTopic(ANSWERS, ANSWER_PARTITIONS)]
+    wanted = [
+        NewTopic(stage.topic, ORDER_PARTITIONS),
+        NewTopic(stage.dead_letters, 1),
+        NewTopic(ANSWERS, ANSWER_PARTITIONS),
+    ]
     for name, future in stage.admin.create_topics(wanted, operation_timeout=KAFKA_SECONDS).items():
         try:
             future.result()
@@ -313,5 +320,6 @@ def _ends(admin: AdminClient, topic: str) -> dict[int, int]:
 
 def _remove_topics(stage: Stage) -> None:
     """The broker forgets a group without members by itself once its topic is gone."""
-    for future in stage.admin.delete_topics([stage.topic, *stage.made], operation_timeout=KAFKA_SECONDS).values():
+    ours = [stage.topic, stage.dead_letters, *stage.made]
+    for future in stage.admin.delete_topics(ours, operation_timeout=KAFKA_SECONDS).values():
         future.exception()  # what was not made yet cannot be deleted, and need not be
