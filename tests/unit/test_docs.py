@@ -6,14 +6,15 @@ import ast
 import importlib
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from processor import check, config, failpoints, recovery
-from processor.config import Settings
+from processor import check, config, dead_letters, failpoints, recovery
+from processor.config import FailureSettings, Settings
 from processor.records import Message, Output
 from processor.stack import kafka
 from processor.stack.state import Shape, State
@@ -21,6 +22,8 @@ from processor.stack.state import Shape, State
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
+FAILURES = (ROOT / "docs/failures.md").read_text()
+ORDERS = (ROOT / "config/orders.toml").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 
 
@@ -71,12 +74,15 @@ def test_the_readme_s_handler_fits_in_twenty_lines() -> None:
     assert len(block("`shop.py`").splitlines()) < 20
 
 
-@pytest.mark.parametrize("page", ["README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+PAGES = ["README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/failures.md", "docs/performance.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_make_targets_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
         path, _, anchor = link.partition("#")
-        assert not path or (ROOT / path).exists(), link
+        assert not path or (ROOT / page).parent.joinpath(path).exists(), link
         if anchor:
             headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
             assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
@@ -91,6 +97,32 @@ def test_the_readme_s_table_has_every_setting() -> None:
         re.findall(r"`([a-z_.]+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
     )
     assert named - {"topic"} == set(_keys(Settings)) - {"source"}
+
+
+def test_orders_toml_names_every_setting_and_the_default_of_those_left_out() -> None:
+    named, defaults = {"topics", "source"}, {}
+    table, is_example = "", False
+    for line in ORDERS.splitlines():
+        if header := re.match(r"(# )?\[([a-z.]+)\]", line):
+            table, is_example = f"{header[2]}.", bool(header[1])
+            named.add(header[2])
+        elif setting := re.match(r"(# )?([a-z_]+) *= *(.+)", line):
+            named.add(table + setting[2].removesuffix("_file" if setting[2] == "password_file" else ""))
+            if setting[1] and not is_example and "for example" not in line:
+                defaults[table + setting[2]] = tomllib.loads(f"value = {setting[3]}")["value"]
+    assert named >= set(_keys(Settings))
+    assert defaults == {key: _default(key) for key in defaults}
+    assert len(defaults) > 20
+
+
+def _default(key: str) -> Any:
+    *tables, name = key.split(".")
+    model: type[BaseModel] = Settings
+    for table in tables:
+        nested = model.model_fields[table].annotation
+        assert isinstance(nested, type)
+        model = nested
+    return model.model_fields[name].default
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -130,6 +162,18 @@ def test_the_design_names_the_failpoints_and_findings_of_recovery() -> None:
     events = set(re.findall(r'Step\(\s*"(\w+)"|event="(\w+)"|"(rewound|skipped_ahead)"', source))
     for event in {name for found in events for name in found if name}:
         assert f"`{event}`" in DESIGN, event
+
+
+def test_the_page_about_failures_names_every_setting_class_and_header() -> None:
+    for key in _keys(Settings):
+        if key.startswith(("retry.", "failure.", "effects.")):
+            assert f"`{key}" in FAILURES or f"[{key}]" in FAILURES, key
+    for field in ("policy", "classes"):
+        choices = re.findall(r"'([a-z-]+)'", str(FailureSettings.model_fields[field].annotation))
+        assert len(choices) > 2
+        assert all(f"`{choice}`" in FAILURES for choice in choices)
+    headers = set(re.findall(r'"(dlq-[a-z-]+)"', Path(dead_letters.__file__).read_text()))
+    assert headers == set(re.findall(r"`(dlq-[a-z-]+)`", FAILURES))
 
 
 def test_compose_starts_the_same_servers_as_the_local_stack() -> None:
