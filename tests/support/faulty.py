@@ -12,12 +12,6 @@ OUTPUT = os.environ["TEST_OUTPUT_TOPIC"]
 # As long as this file is there, what a handler needs is not.
 DOWN = Path(os.environ.get("TEST_DOWN_FILE", "/nonexistent"))
 
-# What is written with this text breaks the table's constraint.
-FORBIDDEN = "forbidden"
-TABLE = (
-    f"CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what text NOT NULL CHECK (what <> '{FORBIDDEN}'))"
-)
-
 
 async def apply(message: Message[Any], db: Database) -> Output:
     """One queued row and one output; first, if the message says so, one of several ways to fail."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -26,7 +26,7 @@ WAIT_SECONDS = 60.0
 class Call:
     key: str | None
     body: Any
-    at: float  # of the monotonic clock
+    at: datetime
 
 
 class Gateway:
@@ -82,7 +82,7 @@ class Gateway:
 
     def charge(self, key: str | None, body: Any) -> tuple[HTTPStatus, dict[str, Any]]:
         with self._lock:
-            self.calls.append(Call(key, body, time.monotonic()))
+            self.calls.append(Call(key, body, datetime.now(UTC)))
             if self._answer is not HTTPStatus.OK:
                 return self._answer, {"error": self._answer.phrase}
             if key is None:

@@ -1,0 +1,72 @@
+"""A message that takes the process with it, whenever it is tried: put aside, and everything else is done."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.conftest import Deploy, Start
+from tests.support import faulty_table, letters, sending, sql
+from tests.support.processes import Process
+from tests.support.reading import read_all
+from tests.support.sending import Sent
+from tests.support.verifier import Verifier
+from tests.support.waiting import eventually
+
+RECORDS = 200
+DEADLY = "m77"
+EXIT_CODE = 9
+
+
+@pytest.mark.parametrize("quarantine_after", [2, 3])
+def test_record_that_kills_the_process_is_quarantined_and_everything_else_is_done(
+    quarantine_after: int, deployment: Deploy, start: Start
+) -> None:
+    deployed = deployment(
+        partitions=2,
+        dead_letters=True,
+        settings={
+            "handlers": {"T": "tests.support.faulty:apply"},
+            "failure": {"quarantine_after": quarantine_after},
+        },
+    )
+    sql.execute(deployed.database, faulty_table.CREATE)
+    records = [
+        Sent({"what": f"m{n}", "do": "exit" if f"m{n}" == DEADLY else None}, id=f"m{n}", partition=n % 2)
+        for n in range(RECORDS)
+    ]
+    sending.send(deployed.bootstrap_servers, deployed.input_topic, records)
+    verifier = deployed.verifier()
+    deaths = 0
+    while not survived(start(deployed), verifier):
+        deaths += 1
+        assert deaths <= 2 * quarantine_after, "it was to be quarantined by now"
+    print(f"{deaths} processes died, quarantine_after = {quarantine_after}")
+    assert deaths >= quarantine_after, "it was put aside before it was sure"
+
+    others = [f"m{n}" for n in range(RECORDS) if f"m{n}" != DEADLY]
+    assert Counter(row["what"] for row in sql.fetch(deployed.database, "SELECT what FROM effects")) == Counter(others)
+    told = [
+        json.loads(output.value() or b"")["what"]
+        for output in read_all(deployed.bootstrap_servers, deployed.output_topic)
+    ]
+    assert Counter(told) == Counter(others)
+    (row,) = sql.fetch(deployed.database, "SELECT *, status::text AS status FROM inbox WHERE status <> 'completed'")
+    assert (row["message_id"], row["status"]) == (DEADLY, "failed")
+    assert json.loads(row["error"])["reason"] == "quarantined"
+    (letter,) = letters.read(deployed.bootstrap_servers, deployed.dead_letter_topic)
+    assert (letter.notes["message-id"], letter.notes["reason"]) == (DEADLY, "quarantined")
+    assert letter.value == records[int(DEADLY[1:])].payload()
+
+
+def survived(process: Process, verifier: Verifier) -> bool:
+    """Whether it gets through all there is to do; False when it has died of it."""
+    eventually(lambda: not process.running or verifier.is_done(), 60, process.tail)
+    if process.running:
+        process.terminate()
+        assert process.wait() == 0, process.tail()
+        return True
+    assert process.wait() == EXIT_CODE, process.tail()
+    return False
