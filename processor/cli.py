@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from processor import config, telemetry
+from processor.dlq_cli import app as dlq_app
 from processor.errors import ConfigError, ProcessorError
 from processor.stack.cli import app as stack_app
 
@@ -37,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(stack_app, name="stack")
+app.add_typer(dlq_app, name="dlq")
 
 ConfigFile = Annotated[
     Path,

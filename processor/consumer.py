@@ -28,6 +28,7 @@ from processor.errors import Halt, ProcessorError
 from processor.records import Partition, Record
 
 if TYPE_CHECKING:
+    from processor.budget import Budget
     from processor.config import Settings
     from processor.decode import Decoder
 
@@ -60,6 +61,13 @@ class Assignment:
     position: int = 0  # the offset after the last record that Postgres has committed
     silent_below: int = 0
     users: int = 0  # batches, publications and recoveries at work on it
+    known: bool = False  # it has been recovered before
+    fruitless: int = 0  # owners before us that came and went without committing a batch
+    caution: int = 0  # so many records are run alone: one of them may have killed its owners
+    outages: int = 0  # in a row
+    parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
+    attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox
+    budget: Budget | None = None
     buffer: deque[Record] = field(default_factory=deque)
 
 
@@ -131,6 +139,10 @@ class Source:
                 self._drop_buffer(assignment)
                 self._to_pause.append(assignment)
             self._changed.notify_all()
+
+    def owned(self) -> list[Assignment]:
+        with self._changed:
+            return list(self._assignments.values())
 
     @property
     def buffered(self) -> int:

@@ -58,7 +58,7 @@ class Statements:
         self._prepared.clear()
 
 
-class _Queued:
+class Queued:
     """Lets `await db.write(…)` mean the same as `db.write(…)`."""
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -66,7 +66,7 @@ class _Queued:
         yield
 
 
-_QUEUED = _Queued()
+QUEUED = Queued()
 
 
 @lru_cache(maxsize=4096)
@@ -216,7 +216,7 @@ class Database:
         async with self._queue.one_at_a_time:
             return await (await self._ready(sql)).fetchval(*args)
 
-    def write(self, sql: str, *args: Any) -> _Queued:
+    def write(self, sql: str, *args: Any) -> Queued:
         """Queue a statement whose answer is not needed; it runs before the next read, or at the end.
 
         Queued statements with the same SQL run together. Those of messages with the same key keep
@@ -224,7 +224,7 @@ class Database:
         """
         return self._put(sql, (_Each, sql), lambda: _Each(sql), args)
 
-    def collect(self, sql: str, *args: Any) -> _Queued:
+    def collect(self, sql: str, *args: Any) -> Queued:
         """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
 
         Each argument becomes an element of the array in its place, so `$1` is the array of all first arguments:
@@ -235,7 +235,7 @@ class Database:
             raise TypeError("collect() needs at least one argument to gather; without any, use write()")
         return self._put(sql, (_Arrays, sql, len(args)), lambda: _Arrays(sql), args)
 
-    def insert(self, table: str, **columns: Any) -> _Queued:
+    def insert(self, table: str, **columns: Any) -> Queued:
         """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
         if not columns:
             raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
@@ -269,10 +269,10 @@ class Database:
         """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
         await self.fetchval("SELECT 1")
 
-    def _put(self, sql: str, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> _Queued:
+    def _put(self, sql: str, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> Queued:
         self._queue.check(sql)
         self._queued.append(self._queue.put(self._key, what, make, row))
-        return _QUEUED
+        return QUEUED
 
     async def _ready(self, sql: str) -> PreparedStatement[Record]:
         self._queue.check(sql)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A btree entry holds some 2700 bytes; an id near that is a mistake in the producer.
 MAX_ID_CHARS = 512
 
-# Names the message that an operator sends once more by the id it has in the inbox.
+# Names the message that an operator sends once more: the consumer that is to have it, a colon, its id in the inbox.
 REDRIVE = "processor-redrive"
 
 # So many records are decoded together: the more, the faster; the fewer, the less one unusual record slows down.
@@ -213,6 +213,7 @@ class Decoder:
         self._id = identity.compile_chain(message.id)
         self._redrive_id = identity.compile_chain([f"header:{REDRIVE}"])
         self._id_names = ", ".join(message.id)
+        self._consumer = settings.consumer
         self._scope = identity.scope(message)
         self._key = identity.inbox_key(settings.consumer)
         self._max_bytes = message.max_bytes
@@ -317,7 +318,10 @@ class Decoder:
             type_ = type_.replace("\0", "\\0")[:MAX_ID_CHARS]
         redriven = REDRIVE in map(_name, incoming.headers)
         id_, id_failure = self._redriven(incoming) if redriven else self._identified(incoming, type_)
-        if failure is None:
+        foreign = redriven and id_failure is None and not id_
+        if foreign:
+            id_, failure = _coordinates(incoming), None
+        elif failure is None:
             route = self._routes.find(type_)
             if route is None:
                 failure = self._no_route(incoming, type_)
@@ -345,10 +349,11 @@ class Decoder:
             _checksum(value),
             _size(key, value, incoming.headers),
             route,
-            route is None or route.inbox,
-            failure or incoming.defect or id_failure,
+            not foreign and (route is None or route.inbox),
+            None if foreign else failure or incoming.defect or id_failure,
             assignment,
             redriven=redriven,
+            foreign=foreign,
         )
 
     def _identified(self, incoming: Incoming, type_: str | None) -> tuple[str, Failure | None]:
@@ -367,13 +372,16 @@ class Decoder:
     def _redriven(self, incoming: Incoming) -> tuple[str, Failure | None]:
         """As `_identified`, by the header alone: it holds what scope and window made of the id the first time.
 
-        Takes the header away: the message is the one it was before.
+        Takes the header away: the message is the one it was before. An empty id if it is for another consumer.
         """
-        found = self._redrive_id.one(incoming, None)
+        found = self._redrive_id.one(incoming, None) or ""
         incoming.headers = [header for header in incoming.headers if header[0] != REDRIVE]
-        if not found:
+        consumer, colon, id_ = found.partition(":")
+        if consumer != self._consumer and colon:
+            return "", None
+        if not id_:
             return _coordinates(incoming), Failure("missing_id", f"header {REDRIVE} holds no message id")
-        return _storable(found, incoming)
+        return _storable(id_, incoming)
 
     def _no_route(self, incoming: Incoming, type_: str | None) -> Failure:
         if type_ is not None:

@@ -41,6 +41,9 @@ class Route:
     values: Callable[[Columns], Sequence[Any] | None]  # the same for many; None if it will not do for all
     takes_batch: bool
     inbox: bool
+    type: str = ANY_TYPE
+    effect: bool = False  # it acts outside of the database
+    timeout_seconds: float = 60.0
 
 
 class Given(NamedTuple):
@@ -57,6 +60,8 @@ class Routes:
         self._by_type = by_type
         self._any = by_type.get(ANY_TYPE)
 
+        self.effects = any(route.effect for route in by_type.values())
+
     def find(self, type_: str | None) -> Route | None:
         return self._by_type.get(type_ or "", self._any)
 
@@ -70,9 +75,14 @@ def load(settings: Settings) -> Routes:
             function = resolve(handler.call)
             takes_batch, annotation = _signature(function)
             value, values = _value_readers(annotation)
+            if handler.effect and takes_batch:
+                raise ConfigError(f"{handler.call}: a handler with effect = true takes one message, not a list of them")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        routes[type_] = Route(function, handler.call, value, values, takes_batch, handler.inbox)
+        timeout_ms = handler.timeout_ms or settings.failure.timeout_ms
+        routes[type_] = Route(
+            function, handler.call, value, values, takes_batch, handler.inbox, type_, handler.effect, timeout_ms / 1000
+        )
     return Routes(routes)
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from processor.errors import ConfigError
 
 POINTS = (
+    "after_intent",
+    "after_effect",
     "before_claim",
     "after_claim",
     "after_handlers",

@@ -1,14 +1,30 @@
-"""What a handler may raise, and what an error means for the batch it happened in."""
+"""What a handler may raise, what an error means, and how long to wait before the next try.
+
+Errors are told apart by their type and SQLSTATE, never by their text:
+
+    poison     the message is bad and stays so: it fails at once
+    transient  nobody's fault, or not for long: tried again, a bounded number of times
+    outage     something that all messages need is gone: wait, count nothing, fail nobody
+    bug        anything else: tried again like transient ones, since it may be one
+"""
 
 from __future__ import annotations
 
 import random
 import traceback
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from processor import postgres
+from processor.errors import ConfigError
+from processor.importing import resolve
 from processor.records import Failure
 
-RETRIES = 8
+if TYPE_CHECKING:
+    from processor.config import RetrySettings, Settings
+    from processor.records import Record
+
 FIRST_DELAY_SECONDS = 0.05
 LONGEST_DELAY_SECONDS = 5.0
 TRACEBACK_CHARS = 8000
@@ -26,64 +42,114 @@ class Retry(Exception):
         self.after = after
 
 
-class Culprit(Exception):
-    """One record is known to be at fault: run again without it, up to it and after it."""
+class Unavailable(Exception):
+    """Raised by a handler: what it needs is down. Its partition waits, no attempt is counted, nothing fails."""
 
-    def __init__(self, index: int, failure: Failure) -> None:
-        super().__init__(failure.detail)
-        self.index = index
-        self.failure = failure
-
-
-class Cut(Exception):
-    """The batch has to be committed in two: the records before this one, and those from it on."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.index = index
-
-
-class HandlerError(Exception):
-    """Wraps what came out of a handler or its queued writes, to tell it from trouble of our own."""
-
-
-class Unattributed(Exception):
-    """Some record is at fault: run again in halves until it stands alone."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
-
-
-class Later(Exception):
-    """Nobody is at fault: what comes before this record can be committed, the rest is run again after a while."""
-
-    def __init__(self, reason: str, after: float | None = None, index: int = 0, *, counted: bool = True) -> None:
+    def __init__(self, reason: str = "", after: float | None = None) -> None:
         super().__init__(reason)
         self.after = after
-        self.index = index
-        self.counted = counted  # False for an outage, which may last as long as it will
 
 
-def blames_the_message(error: Exception) -> bool:
-    """Whether the record whose handler raised this is the one at fault."""
-    return not (postgres.is_transient(error) or postgres.is_outage(error) or postgres.is_bystander(error))
+class HandlerTimeout(Exception):
+    """A handler took longer than it may."""
 
 
-def failure_of(error: BaseException) -> Failure:
+class Kind(StrEnum):
+    POISON = "poison"
+    TRANSIENT = "transient"
+    OUTAGE = "outage"
+    BUG = "bug"
+
+
+_BUILT_IN: Mapping[type[BaseException], Kind] = {
+    Reject: Kind.POISON,
+    Retry: Kind.TRANSIENT,
+    HandlerTimeout: Kind.TRANSIENT,
+    Unavailable: Kind.OUTAGE,
+}
+
+
+class Judge:
+    """Knows what an error means for the message whose handler raised it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._retry = settings.retry
+        self._retry_of = {type_: handler.retry for type_, handler in settings.handlers.items() if handler.retry}
+        self._states: dict[str, Kind] = {}
+        self._types: list[tuple[type[BaseException], Kind]] = []
+        for name, kind in settings.failure.classes.items():
+            if ":" in name:
+                self._types.append((_exception(settings.source, name), Kind(kind)))
+            else:
+                self._states[name] = Kind(kind)
+
+    def kind(self, error: BaseException) -> Kind:
+        """What the configuration says comes before what is built in."""
+        for one in postgres.chain(error):
+            for type_, kind in self._types:
+                if isinstance(one, type_):
+                    return kind
+        state = postgres.sqlstate(error) or ""
+        for length in range(len(state), 1, -1):
+            if state[:length] in self._states:
+                return self._states[state[:length]]
+        if type(error) in _BUILT_IN:
+            return _BUILT_IN[type(error)]
+        for type_, kind in _BUILT_IN.items():
+            if isinstance(error, type_):
+                return kind
+        if postgres.is_outage(error):
+            return Kind.OUTAGE
+        if postgres.is_transient(error):
+            return Kind.TRANSIENT
+        return Kind.POISON if postgres.is_bad_value(error) else Kind.BUG
+
+    def verdict(self, record: Record, error: Exception) -> Failure | None:
+        """Why the message fails for good now; None if it does not, or not yet."""
+        kind = self.kind(error)
+        if kind is Kind.OUTAGE:
+            return None
+        if kind is not Kind.POISON and record.attempts + 1 < self._policy(record).attempts:
+            return None
+        return failure_of(error, kind)
+
+    def delay(self, record: Record, error: Exception) -> float:
+        """How long to wait before the next try: exponential with full jitter, unless the handler named its own."""
+        after = getattr(error, "after", None)
+        if isinstance(after, int | float):
+            return max(0.0, float(after))
+        policy = self._policy(record)
+        longest = min(policy.max_delay_ms, policy.first_delay_ms * 2 ** min(record.attempts, 32)) / 1000
+        return random.uniform(0, longest)  # noqa: S311
+
+    def _policy(self, record: Record) -> RetrySettings:
+        return self._retry_of.get(record.route.type if record.route else "", self._retry)
+
+
+def failure_of(error: BaseException, kind: Kind) -> Failure:
     if isinstance(error, Reject):
-        return Failure("rejected", _text(str(error)))
+        return Failure("rejected", _text(str(error)), exception=type(error).__name__)
     state = postgres.sqlstate(error)
     detail = f"{type(error).__name__}: {error}" + (f" (SQLSTATE {state})" if state else "")
     trace = "".join(traceback.format_exception(error))
-    return Failure("handler_error", _text(detail), _text(trace[-TRACEBACK_CHARS:]))
+    reason = "timed_out" if isinstance(error, HandlerTimeout) else "handler_error"
+    return Failure(reason, _text(detail), _text(trace[-TRACEBACK_CHARS:]), str(kind), type(error).__name__, state)
 
 
-def backoff(tries: int, after: float | None = None) -> float:
-    """Exponential with full jitter, unless the handler named its own delay."""
-    if after is not None:
-        return after
-    return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**tries))  # noqa: S311
+def backoff(tries: int) -> float:
+    """Exponential with full jitter, for what comes again until it works."""
+    return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(tries, 32)))  # noqa: S311
+
+
+def _exception(source: str, name: str) -> type[BaseException]:
+    where = f"{source}: failure.classes"
+    try:
+        found: Any = resolve(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        raise ConfigError(f"{where}: {name} is no exception")
+    return found
 
 
 def _text(text: str) -> str:

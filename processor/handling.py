@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from processor import dispatch, failures, outputs
+from processor import dispatch, outputs, postgres
+from processor.blame import Again, Culprit, HandlerError
 from processor.database import Database, Queue
 from processor.errors import ProcessorError
-from processor.failures import Culprit, HandlerError, Later, Reject, Retry
+from processor.failures import HandlerTimeout, Reject
 
 if TYPE_CHECKING:
     from processor.config import Settings
     from processor.consumer import Assignment
     from processor.dispatch import Given, Route
+    from processor.failures import Judge
     from processor.inbox import Claims
     from processor.outputs import Outgoing
     from processor.postgres import Session
-    from processor.records import Failure, Record
+    from processor.records import Record
 
 # What Kafka adds to a record at most, besides key, value and headers.
 OUTPUT_OVERHEAD = 512
@@ -51,14 +53,26 @@ class Work:
 class Handling:
     """One pass over the records of one part."""
 
-    def __init__(self, settings: Settings, session: Session, records: Sequence[Record], claims: Claims) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        session: Session,
+        judge: Judge,
+        records: Sequence[Record],
+        claims: Claims,
+        *,
+        attribute: bool,
+    ) -> None:
         self._session = session
+        self._judge = judge
+        self._attribute = attribute  # send what each message queued at once, to see whose it is that fails
+        # Where a failure has consequences for what comes after it, the batch is run again with it.
+        self._fails_in_place = settings.failure.policy == "dead-letter"
         self._records = records
         self._claims = claims
         self._concurrency = settings.concurrency
         self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
-        most = int(settings.kafka.producer.get("message.max.bytes", DEFAULT_MESSAGE_MAX_BYTES))  # type: ignore[arg-type]
-        self._max_output = most - OUTPUT_OVERHEAD
+        self._max_output = max_output(settings)
         self._queue = Queue(session.statements)
         self._work = Work()
         self._troubles: list[Exception] = []
@@ -66,7 +80,7 @@ class Handling:
     async def run(self) -> Work:
         """Raises HandlerError around whatever came out of a handler or its queued writes."""
         records = self._records
-        ours = [index for index in self._claims.mine if records[index].failure is None]
+        ours = [index for index in self._claims.mine if records[index].failure is None and not records[index].parked]
         try:
             for route, indices in self._runs(ours):
                 # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
@@ -101,7 +115,8 @@ class Handling:
     async def _many(self, route: Route, records: list[Record]) -> None:
         database = Database(self._queue)
         database.serve(route)
-        value = await _called(route.handler([record.message for record in records], database))
+        with Watch() as watch:
+            value = await watch.call(route, [record.message for record in records], database)
         self._queue.raise_failure()
         self._collect(dispatch.given_for_batch(records, value))
 
@@ -125,48 +140,50 @@ class Handling:
     async def _lane(self, waiting: deque[list[int]]) -> None:
         """Take keys from those that wait until there are none, or until somebody is in trouble."""
         database = Database(self._queue)
-        while waiting:
-            for index in waiting.popleft():
-                if self._troubles:
-                    return
-                try:
-                    failure = await self._one(index, database)
-                    if failure is not None:
-                        self._fail(index, failure, database)
-                except Exception as error:
-                    self._troubles.append(error)
+        with Watch() as watch:
+            while waiting:
+                for index in waiting.popleft():
+                    if self._troubles:
+                        return
+                    try:
+                        await self._one(index, database, watch)
+                    except Exception as error:
+                        self._troubles.append(error)
 
-    def _fail(self, index: int, failure: Failure, database: Database) -> None:
-        # What it only queued can be taken back; but if the same message comes again in this batch, the
-        # batch is run again in two parts, so that the later delivery gets its try.
-        if index in self._claims.repeated or not database.withdraw():
-            raise Culprit(index, failure)
-        self._records[index].failure = failure
-
-    async def _one(self, index: int, database: Database) -> Failure | None:
-        """Run one handler; gives the failure if the message is to blame, raises if it is not or not surely."""
+    async def _one(self, index: int, database: Database, watch: Watch) -> None:
+        """Run one handler. Raises Culprit if the message is to blame and the batch cannot go on as it is."""
         record = self._records[index]
         route, message = _route(record), record.message
+        if route.effect and record.effect is None:
+            raise Again(f"{record.coordinates}: became free only now")
         if database.quiet_for() > self._idle_at_most:
             await database.stay_awake()
         database.serve(record if message.key is None else (message.partition, message.key))
         try:
-            value = await _called(route.handler(message, database))
+            if record.effect is not None:
+                value = record.effect.apply(database)
+            else:
+                value = await watch.call(route, message, database)
+            if self._attribute:
+                await self._queue.flush()
             self._queue.raise_failure()
             self._collect(dispatch.given_for_one(record, value))
-        except Retry as retry:
-            record.retries += 1
-            if record.retries > failures.RETRIES:
-                return failures.failure_of(retry)
-            raise Later(f"{route.name}: {retry}", retry.after, index) from retry
         except Exception as error:
-            self._queue.raise_failure()
-            if isinstance(error, ProcessorError) or self._session.broken(error):
+            if not self._attribute:
+                self._queue.raise_failure()
+            if isinstance(error, ProcessorError) or self._session.broken(error) or postgres.is_bystander(error):
                 raise
-            if not failures.blames_the_message(error):
-                raise
-            return failures.failure_of(error)
-        return None
+            if not self._fail_in_place(index, database, error):
+                raise Culprit(index, error) from error
+
+    def _fail_in_place(self, index: int, database: Database, error: Exception) -> bool:
+        """Let the message fail and the batch go on, if that can be: what it only queued is taken back."""
+        failure = self._judge.verdict(self._records[index], error)
+        # If the same message comes again in this batch, the later delivery is to get its try.
+        if failure is None or not self._fails_in_place or index in self._claims.repeated or not database.withdraw():
+            return False
+        self._records[index].failure = failure
+        return True
 
     def _collect(self, given: Given) -> None:
         """Encode what a handler gave. What Kafka would refuse is refused now: later there is no way back."""
@@ -206,12 +223,57 @@ def _route(record: Record) -> Route:
     return record.route
 
 
-async def _called(handler: Awaitable[Any]) -> Any:
-    """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
-    try:
-        return await handler
-    except asyncio.CancelledError as error:
+def max_output(settings: Settings) -> int:
+    """The bytes that a record may have for the producer to take it."""
+    most = settings.kafka.producer.get("message.max.bytes", DEFAULT_MESSAGE_MAX_BYTES)
+    return int(most) - OUTPUT_OVERHEAD  # type: ignore[arg-type]
+
+
+class Watch:
+    """Ends handlers that take too long. One timer for all calls of a task: one for each costs more than many of them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise RuntimeError("the handler let a cancellation through") from error
+        assert task is not None
+        self._task = task
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def call(self, route: Route, argument: Any, database: Any) -> Any:
+        """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
+        self._expired = False
+        self._deadline = self._loop.time() + route.timeout_seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._look)
+        try:
+            value = await route.handler(argument, database)
+        except asyncio.CancelledError as error:
+            if self._expired and self._task.uncancel() == 0:
+                raise HandlerTimeout(f"{route.name} took longer than {route.timeout_seconds:g} s") from None
+            if self._task.cancelling():
+                raise
+            raise RuntimeError("the handler let a cancellation through") from error
+        finally:
+            self._deadline = None
+        if self._expired:  # it went on regardless, and came to its end
+            self._task.uncancel()
+        return value
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self._loop.time() >= self._deadline:
+            self._expired = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_at(self._deadline, self._look)

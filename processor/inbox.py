@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from operator import attrgetter
 from struct import Struct
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from processor import postgres
+from processor.blame import Cut
+from processor.errors import Fenced
 from processor.records import Failure, Headers, Record
 
 if TYPE_CHECKING:
@@ -55,37 +58,95 @@ CLEAN_BATCHES = 16
 
 # A new statement, so that READ COMMITTED shows the row the insert lost to.
 LOOK_UP = """
-    SELECT key, source, "offset", payload_hash, status::text, attempts
+    SELECT key, source, "offset", payload_hash, status::text, attempts, coalesce(starts, 0) AS starts,
+           first_failed_at, lease_owner, extract(epoch FROM lease_until - now())::float8 AS lease_seconds
     FROM inbox WHERE key = ANY ($1::uuid[])
 """
 
 TAKE_OVER = """
     WITH taken AS (
-        SELECT key FROM inbox WHERE key = ANY ($1::uuid[]) AND status IN ('failed', 'pending')
+        SELECT key FROM inbox
+        WHERE key = ANY ($1::uuid[])
+          AND (status IN ('failed', 'pending', 'parked') OR status = 'processing' AND lease_owner = $4)
         ORDER BY key FOR UPDATE
     )
     UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = now(), payload_hash = m.hash,
-           type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL
+           type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL, starts = NULL,
+           lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
     FROM taken JOIN unnest($1::uuid[], $2::text[], $3::integer[]) AS m(key, type, hash) ON m.key = taken.key
     WHERE inbox.key = taken.key
     RETURNING inbox.key, inbox.attempts
 """
 
-FAIL = """
-    INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type,
-                       finished_at, error, record_key, payload, headers)
-    SELECT m.key, m.source, m.position, m.hash, 'failed', m.id, m.type, now(), m.error, m.record_key, m.payload,
-           m.headers
-    FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[],
-                $7::json[], $8::bytea[], $9::bytea[], $10::json[])
-         AS m(key, source, position, hash, id, type, error, record_key, payload, headers)
+# The record as it came, with what went wrong or, for `parked`, without.
+KEEP = """
+    INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, finished_at, error, record_key,
+                       payload, headers, timestamp_ms, first_failed_at, parked_key, history)
+    SELECT m.key, m.source, m.position, m.hash, m.status::inbox_status, m.id, m.type,
+           CASE WHEN m.reason IS NOT NULL THEN now() END, m.error, m.record_key, m.payload, m.headers, m.at,
+           CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, now()) END, m.parked_key,
+           CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(
+               jsonb_build_object('at', now(), 'event', 'failed', 'class', m.class, 'reason', m.reason)) END
+    FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::json[],
+                $8::bytea[], $9::bytea[], $10::json[], $11::bigint[], $12::text[], $13::timestamptz[], $14::bytea[],
+                $15::text[], $16::text[])
+         AS m(key, source, position, hash, id, type, error, record_key, payload, headers, at, status, first, parked_key,
+              class, reason)
     ORDER BY m.key
     ON CONFLICT (key) DO UPDATE
-    SET status = 'failed', finished_at = now(), message_id = excluded.message_id, type = excluded.type,
-        error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
-        headers = excluded.headers,
+    SET status = excluded.status, finished_at = excluded.finished_at, message_id = excluded.message_id,
+        type = excluded.type, error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
+        headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, parked_key = excluded.parked_key,
+        first_failed_at = coalesce(inbox.first_failed_at, excluded.first_failed_at),
+        starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
+        history = coalesce(inbox.history || excluded.history, excluded.history, inbox.history),
         -- rows of this transaction stand as completed, their attempt already counted
         attempts = inbox.attempts + (inbox.status = 'failed')::integer
+"""
+
+# Of a message that is to be tried: what an attempt is to leave behind if it does not come to its end, or if it
+# fails and another one follows. A transaction of its own, and none for whoever no longer owns the partition.
+START = """
+    WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
+    INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, starts, message_id, type, record_key,
+                       lease_owner, lease_until)
+    SELECT $1, owner.source, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
+    ON CONFLICT (key) DO UPDATE
+    SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
+        -- a process that begins it once more is alive: only others can have died of it
+        starts = coalesce(inbox.starts, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
+        attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
+    WHERE inbox.status IN ('failed', 'pending', 'parked')
+       OR inbox.status = 'processing' AND inbox.lease_owner = excluded.lease_owner
+    RETURNING attempts, starts, first_failed_at
+"""
+
+NOTE = """
+    WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
+    INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
+                       payload, headers, timestamp_ms, first_failed_at)
+    SELECT $1, owner.source, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, now() FROM owner
+    ON CONFLICT (key) DO UPDATE
+    SET status = 'pending', starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
+        error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
+        headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, message_id = excluded.message_id,
+        type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, now()),
+        attempts = CASE WHEN inbox.status = 'pending' OR inbox.status = 'processing' THEN inbox.attempts + 1 ELSE 1 END
+    WHERE inbox.status IN ('failed', 'pending', 'parked')
+       OR inbox.status = 'processing' AND inbox.lease_owner = $13
+    RETURNING attempts, first_failed_at
+"""
+
+RENEW = """
+    UPDATE inbox SET lease_until = now() + $3::interval
+    WHERE key = $1 AND status = 'processing' AND lease_owner = $2 RETURNING 1
+"""
+
+# Whoever held these is taken for dead; what they were doing is tried again, with the same id.
+REAP = """
+    UPDATE inbox SET status = 'pending', lease_owner = NULL, lease_until = NULL
+    WHERE source = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
+    RETURNING message_id
 """
 
 KEEP_RESULTS = """
@@ -102,7 +163,9 @@ class Verdict(Enum):
     REDELIVERY = "redelivery"  # done, at these coordinates
     DUPLICATE = "duplicate"  # done, at other coordinates
     COLLISION = "collision"  # another payload has this id
-    FAILED_BEFORE = "failed_before"  # nothing of it is cached: try again
+    UNFINISHED = "unfinished"  # failed, or never came to an end; nothing of it is cached: try again
+    PARKED = "parked"  # waits behind a failed message of its key
+    DISCARDED = "discarded"  # by an operator
     BUSY = "busy"  # someone else is at it
 
 
@@ -112,7 +175,6 @@ class Claims:
 
     mine: list[int] = field(default_factory=list)  # by index in the batch, in order
     repeated: set[int] = field(default_factory=set)  # those that come again later in the same batch
-    cut_at: int | None = None  # the batch cannot go beyond this record, and nothing was claimed
     skipped: dict[Verdict, int] = field(default_factory=dict)
     collisions: list[Record] = field(default_factory=list)
 
@@ -123,21 +185,34 @@ class Claims:
 class BusyElsewhere(Exception):
     """A message is being processed by someone else under a live lease: come back later."""
 
+    def __init__(self, record: Record, seconds: float | None = None) -> None:
+        super().__init__(f"message {record.message.id} is being processed elsewhere")
+        self.record = record
+        self.seconds = seconds
+
 
 class Inbox:
-    def __init__(self, key_of: Callable[[str], bytes], on_collision: str) -> None:
+    def __init__(self, key_of: Callable[[str], bytes], on_collision: str, owner: str, lease_ms: int) -> None:
         self._key_of = key_of
         self._on_collision = on_collision
+        self._owner = owner
+        self._lease = timedelta(milliseconds=lease_ms)
         self._clean_batches = CLEAN_BATCHES  # seen in a row; a new consumer has nothing to repeat
 
     async def claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
-        """Decide for each record whether it is ours to do; those that failed to decode are claimed like any other."""
+        """Decide for each record whether it is ours to do; those that failed or wait are claimed like any other.
+
+        Raises Cut where the batch has to end before one of them.
+        """
         claims = Claims()
         colliding: list[int] = []
         by_key = _index_if_plain(records)
         if by_key is None:
             by_key = {}
             for index, record in enumerate(records):
+                if record.foreign:
+                    claims.skip(Verdict.DUPLICATE)
+                    continue
                 if not record.in_inbox:
                     claims.mine.append(index)
                     continue
@@ -149,8 +224,7 @@ class Inbox:
                     continue
                 if records[earlier].failure is not None:
                     # Failed already, and what failed is never cached: the batch has to end before this one.
-                    claims.cut_at = index
-                    return claims
+                    raise Cut(index)
                 if records[earlier].payload_hash == record.payload_hash:
                     claims.skip(Verdict.DUPLICATE)
                     claims.repeated.add(earlier)
@@ -165,23 +239,88 @@ class Inbox:
         claims.mine.sort()
         return claims
 
-    async def fail(self, connection: Connection[Row], failed: Sequence[Record]) -> None:
-        """Keep the evidence. The rows of the same batch that were claimed as completed turn to failed."""
-        if not failed:
+    async def keep(self, connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
+        """Keep failed and parked records as they came; rows of this batch that were claimed as completed change.
+
+        `park`: later messages of a failed one's key have to wait.
+        """
+        if not records:
             return
-        failures = [record.failure or Failure("unknown", "") for record in failed]
-        ids = [_row_id(record) for record in failed]
+        failures = [None if record.parked else record.failure for record in records]
+        ids = [_row_id(record) for record in records]
         await connection.execute(
-            FAIL,
+            KEEP,
             _uuids(map(self._key_of, ids)),
-            *_columns(failed),
+            *_columns(records),
             ids,
-            [record.message.type for record in failed],
-            [_error(failure) for failure in failures],
-            [record.message.key for record in failed],
-            [record.payload for record in failed],
-            [_headers(record.message.headers) for record in failed],
+            [record.message.type for record in records],
+            [failure and _error(failure) for failure in failures],
+            [record.message.key for record in records],
+            [record.payload for record in records],
+            [_headers(record.message.headers) for record in records],
+            [record.message.timestamp_ms for record in records],
+            ["parked" if record.parked else "failed" for record in records],
+            [record.first_failed_at for record in records],
+            [record.message.key if park or record.parked else None for record in records],
+            [failure and failure.kind for failure in failures],
+            [failure and failure.reason for failure in failures],
         )
+
+    async def start(self, connection: Connection[Row], record: Record, *, leased: bool = False) -> bool:
+        """Put on record that an attempt begins; False if there is none to be made, or not by us.
+
+        Leased, the message is ours alone until it is done or the lease runs out.
+        """
+        row = await connection.fetchrow(
+            START,
+            record.key.hex(),
+            record.assignment.source,
+            record.message.offset,
+            record.payload_hash,
+            record.assignment.epoch,
+            "processing" if leased else "pending",
+            record.message.id,
+            record.message.type,
+            record.message.key,
+            self._owner,
+            self._lease if leased else None,
+        )
+        if row is None:
+            return False
+        record.attempts, record.starts = row["attempts"], row["starts"] - 1
+        record.first_failed_at = row["first_failed_at"]
+        record.message.attempt = record.attempts + 1
+        return True
+
+    async def note(self, connection: Connection[Row], record: Record, failure: Failure) -> None:
+        """Keep an attempt that failed and will be followed by another one; Fenced if the message is not ours to try."""
+        row = await connection.fetchrow(
+            NOTE,
+            record.key.hex(),
+            record.assignment.source,
+            record.message.offset,
+            record.payload_hash,
+            record.assignment.epoch,
+            record.message.id,
+            record.message.type,
+            record.message.key,
+            _error(failure),
+            record.payload,
+            _headers(record.message.headers),
+            record.message.timestamp_ms,
+            self._owner,
+        )
+        if row is None:
+            raise Fenced(f"{record.coordinates}: another instance has the partition, or has done the message")
+        record.attempts, record.first_failed_at = row["attempts"], row["first_failed_at"]
+
+    async def renew(self, connection: Connection[Row], record: Record) -> bool:
+        """False if the lease is no longer ours."""
+        return await connection.fetchval(RENEW, record.key.hex(), self._owner, self._lease) is not None
+
+    async def reap(self, connection: Connection[Row], sources: Sequence[int]) -> list[str]:
+        """Return what was leased by the dead; gives their ids."""
+        return [row[0] for row in await connection.fetch(REAP, sources)]
 
     async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:
         """In the messages' rows; a type without inbox has none, and must not touch that of another message."""
@@ -222,31 +361,51 @@ class Inbox:
         to_take: dict[bytes, int] = {}
         found = {row["key"].bytes: row for row in await connection.fetch(LOOK_UP, _uuids(lost))}
         for key, index in lost.items():
-            row = found.get(key)
-            verdict = Verdict.BUSY if row is None else _judge(records[index], row)
+            record, row = records[index], found.get(key)
+            verdict = Verdict.BUSY if row is None else self._judge(record, row)
             match verdict:
-                case Verdict.FAILED_BEFORE:
+                case Verdict.UNFINISHED:
                     to_take[key] = index
                 case Verdict.COLLISION:
                     colliding.append(index)
                 case Verdict.BUSY:
-                    raise BusyElsewhere(records[index].message.id)
+                    raise BusyElsewhere(record, row["lease_seconds"] if row is not None else None)
                 case _:
                     claims.skip(verdict)
+        unknown = min(
+            (i for k, i in to_take.items() if found[k]["status"] == "pending" and not records[i].alone), default=None
+        )
+        if unknown is not None:
+            # It failed before, or killed whoever tried it: from now on it runs alone, and its start is put on record.
+            records[unknown].alone = True
+            raise Cut(unknown)
         if to_take:
             rows = await connection.fetch(
                 TAKE_OVER,
                 _uuids(to_take),
                 [records[index].message.type for index in to_take.values()],
                 [records[index].payload_hash for index in to_take.values()],
+                self._owner,
             )
             taken = {row["key"].bytes: row["attempts"] for row in rows}
             for key, index in to_take.items():
                 if key not in taken:
-                    raise BusyElsewhere(records[index].message.id)
+                    raise BusyElsewhere(records[index])
                 records[index].message.attempt = taken[key]
                 claims.mine.append(index)
         return colliding
+
+    def _judge(self, record: Record, row: Row) -> Verdict:
+        status = row["status"]
+        if status in ("failed", "pending", "parked"):
+            return Verdict.PARKED if record.parked else Verdict.UNFINISHED
+        if status == "processing":
+            return Verdict.UNFINISHED if row["lease_owner"] == self._owner else Verdict.BUSY
+        if (row["source"], row["offset"]) == (record.assignment.source, record.message.offset):
+            return Verdict.REDELIVERY
+        if row["payload_hash"] != record.payload_hash:
+            return Verdict.COLLISION
+        return Verdict.DISCARDED if status == "discarded" else Verdict.DUPLICATE
 
     async def _claim_collisions(
         self, connection: Connection[Row], records: Sequence[Record], colliding: list[int], claims: Claims
@@ -303,18 +462,6 @@ async def _copy(connection: Connection[Row], records: Sequence[Record]) -> bool:
     return True
 
 
-def _judge(record: Record, row: Row) -> Verdict:
-    if row["status"] in ("failed", "pending"):
-        return Verdict.FAILED_BEFORE
-    if row["status"] == "processing":
-        return Verdict.BUSY
-    if (row["source"], row["offset"]) == (record.assignment.source, record.message.offset):
-        return Verdict.REDELIVERY
-    if row["payload_hash"] != record.payload_hash:
-        return Verdict.COLLISION
-    return Verdict.DUPLICATE
-
-
 def _row_id(record: Record) -> str:
     """Where a failure is kept. A type without inbox must not touch the row of a message that has one."""
     return record.message.id if record.in_inbox else f"{record.message.id}~{record.coordinates}"
@@ -334,7 +481,14 @@ def _columns(records: Sequence[Record]) -> tuple[list[int], list[int], list[int]
 
 def _error(failure: Failure) -> str:
     text = orjson.dumps(
-        {"reason": failure.reason, "message": failure.detail, "traceback": failure.traceback},
+        {
+            "class": failure.kind,
+            "reason": failure.reason,
+            "message": failure.detail,
+            "exception": failure.exception,
+            "sqlstate": failure.sqlstate,
+            "traceback": failure.traceback,
+        },
         default=str,
     )
     return text.decode()

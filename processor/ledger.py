@@ -6,7 +6,7 @@ All ledger SQL is here. The epoch is the fence on the Postgres side: a new owner
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 # Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
 RAISE_EPOCH = """
     WITH mine AS (
-        SELECT l.topic, l.partition, p.at_least FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, at_least)
+        SELECT l.topic, l.partition, p.at_least, p.fresh FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $6::boolean[]) AS p(topic, partition, at_least, fresh)
              ON l.topic = p.topic AND l.partition = p.partition
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
-    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now()
+    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now(),
+                        starts = l.starts + mine.fresh::integer
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
-              l.source
+              l.source, l.starts
 """
 
 CREATE = """
-    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner)
-    VALUES ($1, $2, $3, $4, $5, $6, $6, $7)
+    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, starts)
+    VALUES ($1, $2, $3, $4, $5, $6, $6, $7, 1)
     ON CONFLICT DO NOTHING RETURNING source
 """
 
@@ -47,7 +48,7 @@ ADVANCE = """
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l SET first_offset = l.next_offset, next_offset = mine.next, outputs = mine.outputs,
-                        updated_at = now()
+                        updated_at = now(), starts = 0
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition
 """
@@ -75,6 +76,7 @@ class LedgerRow:
     next_offset: int
     outputs: bytes | None
     source: int
+    starts: int = 1  # of owners since a batch was last committed, this one included
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,12 @@ class Ledger:
         self._owner = owner
 
     async def raise_epochs(
-        self, connection: Connection[Row], at_least: Mapping[Partition, int]
+        self, connection: Connection[Row], at_least: Mapping[Partition, int], fresh: Container[Partition] = ()
     ) -> dict[Partition, LedgerRow]:
         """Become the owner; partitions without a row are absent from the answer.
 
         `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again.
+        `fresh` are those that this process has not owned just now.
         """
         rows = await connection.fetch(
             RAISE_EPOCH,
@@ -107,10 +110,17 @@ class Ledger:
             [partition.number for partition in at_least],
             list(at_least.values()),
             self._owner,
+            [partition in fresh for partition in at_least],
         )
         return {
             Partition(row["topic"], row["partition"]): LedgerRow(
-                row["epoch"], row["topic_id"], row["first_offset"], row["next_offset"], row["outputs"], row["source"]
+                row["epoch"],
+                row["topic_id"],
+                row["first_offset"],
+                row["next_offset"],
+                row["outputs"],
+                row["source"],
+                row["starts"],
             )
             for row in rows
         }

@@ -11,24 +11,33 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
+import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import failpoints, failures, identity, outputs, postgres, recovery, slots
+from processor import dead_letters, failpoints, failures, identity, outputs, parking, postgres, recovery, slots
+from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Unattributed, Wait
+from processor.budget import Budget
 from processor.cluster import Cluster
 from processor.consumer import Assignment, Source, assignments_of
+from processor.database import QueuedWriteFailed
 from processor.decode import Decoder
+from processor.effects import Effect, EffectDatabase
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
-from processor.failures import Culprit, Cut, HandlerError, Later, Retry, Unattributed
-from processor.handling import Handling, Work
+from processor.failures import Judge, Kind
+from processor.handling import Handling, Watch, Work, max_output
 from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
-from processor.records import Partition, Record
+from processor.readiness import Readiness
+from processor.records import Failure, Partition, Record
 from processor.transaction import Offset, Publisher
 from processor.turns import Turns
 
@@ -49,18 +58,17 @@ PROGRESS_SECONDS = 10.0
 Trouble = (BatchAborted, Fenced, ConnectionLost)
 
 
-@dataclass(slots=True)
-class Part:
-    """What is tried in one transaction: a batch, or a piece of one that did not go through whole."""
+# So often a batch is run again in place when nobody is to blame; after that somebody is looked for.
+TRIES_IN_PLACE = 3
 
-    records: list[Record]
-    tries: int = 0  # that count against the retries
-    delays: int = 0
-    delay: float = 0.0
 
-    def split(self, index: int) -> list[Part]:
-        """The records before this one, and those from it on."""
-        return [Part(records) for records in (self.records[:index], self.records[index:]) if records]
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A partition is to wait before its next record is tried."""
+
+    seconds: float
+    reason: str
+    outage: bool
 
 
 @dataclass(slots=True)
@@ -69,6 +77,8 @@ class Counts:
     completed: int = 0
     duplicates: int = 0
     failed: int = 0
+    parked: int = 0
+    retried: int = 0
     collisions: int = 0
     outputs: int = 0
     batches: int = 0
@@ -84,8 +94,19 @@ class Engine:
         self._control = postgres.Session(settings, "control", retried=True)
         self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
         self._key_of = identity.inbox_key(settings.consumer)
-        self._inbox = Inbox(self._key_of, settings.message.on_collision)
-        self._ledger = Ledger(self._consumer, f"{socket.gethostname()}:{os.getpid()}")
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._inbox = Inbox(
+            self._key_of, settings.message.on_collision, f"{owner}:{uuid.uuid4().hex[:8]}", settings.effects.lease_ms
+        )
+        self._ledger = Ledger(self._consumer, owner)
+        self._judge = Judge(settings)
+        self._routes = routes
+        self._parks = settings.failure.policy == "park-key"
+        self._version = version("kafka-postgres-processor")
+        self._max_output = max_output(settings)
+        self._readiness = Readiness(settings.run.ready_file)
+        self._held: dict[Assignment, tuple[Hold, asyncio.TimerHandle]] = {}
+        self._halted: dict[Assignment, str] = {}
         self._turns = Turns(settings.consumer)
         self._publication: asyncio.Task[None] | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
@@ -102,7 +123,9 @@ class Engine:
 
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
-        progress = asyncio.create_task(self._report_progress())
+        beside = [asyncio.create_task(self._report_progress())]
+        if self._routes.effects:
+            beside.append(asyncio.create_task(self._reap()))
         try:
             await self._start()
             while not self._stopping:
@@ -114,7 +137,8 @@ class Engine:
                     await self._start_over(error)
             await self._finish()
         finally:
-            progress.cancel()
+            for task in beside:
+                task.cancel()
             await self._close()
 
     # --- one batch ---
@@ -134,6 +158,7 @@ class Engine:
         self._source.news.clear()
         self._source.raise_failure()
         self._recover_new()
+        self._look_after_halted()
         records = self._source.take(batch.max_messages, batch.max_bytes)
         if records:
             self._backlog = len(records) >= batch.max_messages // 2
@@ -160,61 +185,140 @@ class Engine:
             pass
 
     async def _process(self, records: list[Record]) -> None:
-        """Commit the batch whole if it goes, in parts if it does not; every record ends with an outcome."""
+        """Commit the batch whole if it goes, in parts if it does not.
+
+        Every record ends with an outcome, or its partition waits and reads it again.
+        """
         used = assignments_of(records)
-        parts = deque([Part(records)])
+        self._prepare(records)
+        batch = Batch(records)
+        holds: dict[Assignment, Hold] = {}
+        if self._settings.failure.policy == "halt":
+            for record in records:
+                if record.failure is not None:
+                    self._halt_at(batch, record, record.failure)
         try:
-            while parts:
-                part = parts.popleft()
+            while part := batch.part():
                 try:
-                    await self._unless_lost(self._commit(part), used)
+                    await self._unless_lost(self._try(batch, part), used)
+                    batch.committed()
                 except Cut as cut:
-                    parts.extendleft(reversed(part.split(cut.index)))
+                    batch.cut(cut.index)
                 except Culprit as culprit:
-                    part.records[culprit.index].failure = culprit.failure
-                    parts.extendleft(reversed(part.split(culprit.index + 1)))
+                    await self._blame(batch, part[culprit.index], culprit.error, holds)
                 except Unattributed as problem:
-                    if len(part.records) == 1:
-                        if part.records[0].failure is not None:
-                            raise Halt(
-                                f"{part.records[0].coordinates}: not even its failure can be stored: {problem}"
-                            ) from problem
-                        part.records[0].failure = problem.failure
-                    halves = part.split(len(part.records) // 2)
-                    for half in halves:
-                        half.tries = part.tries  # what was tried often enough together is not tried so often again
-                    parts.extendleft(reversed(halves))
-                except Later as later:
-                    pieces = part.split(later.index)
-                    pieces[-1].tries = part.tries + later.counted
-                    pieces[-1].delays = part.delays + 1
-                    parts.extendleft(reversed(pieces))
-                    pieces[-1].delay = failures.backoff(pieces[-1].delays, later.after)
-                    log.info("batch_retried", reason=str(later), times=pieces[-1].delays, records=len(part.records))
+                    alone = batch.narrow()
+                    if alone is not None:
+                        await self._blame(batch, alone, problem.error, holds)
+                except Exhausted as exhausted:
+                    self._halt(batch, exhausted.assignment, 0, str(exhausted))
+                except Wait as wait:
+                    for assignment in wait.assignments:
+                        self._postpone(batch, assignment, 0, holds, str(wait), wait.seconds)
+                except Again as again:
+                    batch.tries += 1
+                    log.info("batch_retried", reason=str(again), times=batch.tries, records=len(part))
+                    await asyncio.sleep(failures.backoff(batch.tries))
         finally:
             self._source.release(used)
+            for assignment, hold in holds.items():
+                self._hold(assignment, hold)
 
-    async def _commit(self, part: Part) -> None:
+    def _prepare(self, records: list[Record]) -> None:
+        """Some run alone: those that act outside, and all of a partition whose owners keep dying."""
+        if self._routes.effects:
+            for record in records:
+                record.alone = record.route is not None and record.route.effect
+        for assignment in assignments_of(records):
+            if assignment.caution or assignment.attempts:
+                for record in records:
+                    if record.assignment is assignment:
+                        record.alone |= assignment.caution > 0
+                        record.attempts = assignment.attempts.get(record.message.offset, 0)
+
+    async def _try(self, batch: Batch, part: list[Record]) -> None:
+        first = part[0]
+        if first.alone and first.failure is None and not first.foreign:
+            await self._begin(first)
+        await self._commit(batch, part)
+
+    async def _begin(self, record: Record) -> None:
+        """Put on record that this one is tried, before it is; and do what it does outside."""
+        acts = record.route is not None and record.route.effect
+        if not record.in_inbox or record.effect is not None:
+            return
+        async with self._control.use() as connection:
+            await parking.sort_out(connection, [record], park=self._parks)
+            if record.parked or not await self._inbox.start(connection, record, leased=acts):
+                return  # it waits, is done, or someone else has it: the claim tells
+        most = self._settings.failure.quarantine_after
+        if record.starts and max(record.starts, record.assignment.fruitless) >= most:
+            text = f"{max(record.starts, record.assignment.fruitless)} processes that tried it came to no end"
+            record.failure = Failure("quarantined", text, kind=Kind.BUG)
+        elif acts:
+            failpoints.reach("after_intent")
+            record.effect = await self._act(record)
+            failpoints.reach("after_effect")
+
+    async def _act(self, record: Record) -> Effect:
+        """Call a handler that acts outside, and keep its lease alive meanwhile."""
+        assert record.route is not None
+        effect = Effect()
+        renewal = asyncio.create_task(self._renew(record))
+        try:
+            with Watch() as watch:
+                effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
+        except Exception as error:
+            raise Culprit(0, error) from error
+        finally:
+            renewal.cancel()
+        return effect
+
+    async def _renew(self, record: Record) -> None:
+        while True:
+            await asyncio.sleep(self._settings.effects.lease_ms / 3000)
+            try:
+                async with self._control.use() as connection:
+                    if not await self._inbox.renew(connection, record):
+                        return  # the claim will tell who has it
+            except Trouble as trouble:
+                log.warning("lease_not_renewed", message_id=record.message.id, reason=str(trouble))
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.effects.reap_ms / 1000)
+            sources = [assignment.source for assignment in self._source.owned() if assignment.known]
+            try:
+                async with self._control.use() as connection:
+                    for message_id in await self._inbox.reap(connection, sources):
+                        log.warning("lease_expired", message_id=message_id)
+            except Trouble as trouble:
+                log.debug("nothing_reaped", reason=str(trouble))
+
+    async def _commit(self, batch: Batch, records: list[Record]) -> None:
         """Steps 3 to 8 of the protocol. Postgres commits before Kafka, never after.
 
         A crash between the two leaves stored outputs and an offset that has not moved, which
         recovery repairs. Reversed, the offset would pass work that Postgres then forgets.
         """
-        records = part.records
-        await asyncio.sleep(part.delay)
         async with self._work_session.use() as connection:
             try:
                 await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
                 failpoints.reach("before_claim")
+                await parking.sort_out(connection, records, park=self._parks)
                 claims = await self._inbox.claim(connection, records)
-                if claims.cut_at is not None:
-                    raise Cut(claims.cut_at)
                 failpoints.reach("after_claim")
-                work = await Handling(self._settings, self._work_session, records, claims).run()
+                handling = Handling(
+                    self._settings, self._work_session, self._judge, records, claims, attribute=batch.attribute
+                )
+                work = await handling.run()
+                failed = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None and not r.parked]
+                parked = [r for r in map(records.__getitem__, claims.mine) if r.parked]
+                self._check_budget(records, failed)
+                self._write_letters(work, failed)
                 await self._check_topics(work)
                 failpoints.reach("after_handlers")
-                failed = [records[i] for i in claims.mine if records[i].failure is not None]
-                await self._inbox.fail(connection, failed)
+                await self._inbox.keep(connection, failed + parked, park=self._parks)
                 await self._inbox.keep_results(connection, work.results)
                 # The ledger row keeps the outputs of one batch: not to be overwritten before Kafka has them.
                 await self._published()
@@ -224,7 +328,7 @@ class Engine:
                 failpoints.reach("after_ledger")
             except Exception as error:
                 await self._roll_back(connection)
-                self._raise_attributed(error, part)
+                self._raise_attributed(error, batch, records)
             failpoints.reach("before_postgres_commit")
             try:
                 # Postgres answers the COMMIT of a transaction that has failed with ROLLBACK, and with no error.
@@ -232,13 +336,52 @@ class Engine:
                     raise BatchAborted("Postgres rolled the batch back")
             except Exception as error:
                 # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
-                self._raise_attributed(error, part)
+                self._raise_attributed(error, batch, records)
         failpoints.reach("after_postgres_commit")
         self._turns.committed()
+        self._advanced(shares, records, failed)
+        parking.remember(failed + parked, park=self._parks)
+        self._publish(shares, work)
+        self._count(records, claims, failed, parked, work)
+
+    def _advanced(self, shares: dict[Assignment, Advance], records: Sequence[Record], failed: Sequence[Record]) -> None:
+        """What a partition may forget, and must remember, now that it stands further on."""
+        sizes = Counter(map(_assignment, records))
         for assignment, share in shares.items():
             assignment.position = share.next_offset
-        self._publish(shares, work)
-        self._count(records, claims, failed, work)
+            assignment.fruitless = 0
+            assignment.caution = max(0, assignment.caution - sizes[assignment])
+            assignment.attempts.clear()
+            if assignment.outages:
+                assignment.outages = 0
+                self._readiness.clear(assignment)
+            outcomes = [False] * sizes[assignment]
+            if failed:
+                outcomes = [record in failed for record in records if record.assignment is assignment]
+            self._budget(assignment).count(outcomes)
+
+    def _budget(self, assignment: Assignment) -> Budget:
+        if assignment.budget is None:
+            assignment.budget = Budget(self._settings.failure)
+        return assignment.budget
+
+    def _check_budget(self, records: Sequence[Record], failed: Sequence[Record]) -> None:
+        for assignment in assignments_of(failed):
+            outcomes = [record in failed for record in records if record.assignment is assignment]
+            reason = self._budget(assignment).exceeded(outcomes)
+            if reason is not None:
+                raise Exhausted(assignment, reason)
+
+    def _write_letters(self, work: Work, failed: Sequence[Record]) -> None:
+        """Dead letters are outputs like any other: they go out with the offset, or not at all."""
+        now = datetime.now(UTC)
+        for record in failed:
+            topic = self._settings.dead_letter_topic(record.message.topic)
+            if topic is not None and record.message.offset >= record.assignment.silent_below:
+                letter = dead_letters.letter(record, topic, self._consumer, self._version, now, self._max_output)
+                work.outgoing.setdefault(record.assignment, []).append(letter)
+        for assignment in assignments_of(failed):
+            work.outgoing.get(assignment, []).sort(key=attrgetter("source_offset", "place"))
 
     async def _check_topics(self, work: Work) -> None:
         """A missing topic is a mistake of the deployment, not of a message: failing them all would help nobody."""
@@ -274,33 +417,128 @@ class Engine:
             log.debug("rollback_failed", error=str(error))
             connection.terminate()
 
-    def _raise_attributed(self, error: Exception, part: Part) -> NoReturn:
+    def _raise_attributed(self, error: Exception, batch: Batch, records: Sequence[Record]) -> NoReturn:
         """Raise an error as `_process` needs it: whose fault it is, or whether to come again."""
         in_handler = isinstance(error, HandlerError)
         if isinstance(error, HandlerError):
             assert isinstance(error.__cause__, Exception)
             error = error.__cause__
-        if isinstance(error, ProcessorError | Culprit | Cut | Later) or self._work_session.broken(error):
-            raise error
-        if postgres.is_deadlock(error):
+        attributed = isinstance(error, ProcessorError | Culprit | Cut | Again | Wait | Exhausted)
+        cause = error.error if isinstance(error, Culprit) else error
+        if postgres.is_deadlock(cause):
             self._turns.deadlocked()
-        text = f"{type(error).__name__}: {error}"
-        if isinstance(error, BusyElsewhere):
-            raise Later(f"message {error} is being processed elsewhere", counted=False) from error
-        if postgres.is_outage(error):
-            raise Later(text, counted=False) from error
-        if in_handler:
-            if isinstance(error, Retry) and part.tries < failures.RETRIES:  # from a batch handler
-                raise Later(str(error), error.after) from error
-            if postgres.is_transient(error) and part.tries < failures.RETRIES:
-                raise Later(text) from error
-        elif isinstance(error, TimeoutError):
-            raise ConnectionLost("the database does not answer in time") from error
-        elif postgres.is_transient(error):  # of our own statements: whatever it is, no message is to blame
-            raise Later(text, counted=False) from error
-        elif not postgres.is_about_data(error) and not postgres.is_bystander(error):
+        if self._work_session.broken(error) or (attributed and not isinstance(error, Culprit)):
             raise error
-        raise Unattributed(failures.failure_of(error)) from error
+        text = f"{type(cause).__name__}: {cause}"
+        if isinstance(error, BusyElsewhere):
+            raise Wait(text, [error.record.assignment], error.seconds) from error
+        if postgres.is_transient(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
+            if not in_handler and isinstance(cause, TimeoutError):
+                raise ConnectionLost("the database does not answer in time") from error
+            raise Again(text) from error
+        if isinstance(error, Culprit):
+            raise error
+        if postgres.is_outage(error) or (in_handler and self._judge.kind(error) is Kind.OUTAGE):
+            raise Wait(text, assignments_of(records)) from error
+        if isinstance(error, QueuedWriteFailed) and not batch.attribute:
+            batch.attribute = True
+            raise Again(text) from error
+        if not in_handler and not postgres.is_about_data(error) and not postgres.is_bystander(error):
+            raise error
+        raise Unattributed(error) from error
+
+    # --- messages that fail, partitions that wait ---
+
+    async def _blame(self, batch: Batch, record: Record, error: Exception, holds: dict[Assignment, Hold]) -> None:
+        """One record could not be processed: it fails, or its partition waits and it is tried again."""
+        if record.failure is not None:
+            raise Halt(f"{record.coordinates}: not even its failure can be stored: {error}") from error
+        kind = self._judge.kind(error)
+        text = f"{record.handler}: {type(error).__name__}: {error}"
+        if kind is Kind.OUTAGE:
+            after = getattr(error, "after", None)
+            self._postpone(batch, record.assignment, record.message.offset, holds, text, after)
+            return
+        failure = self._judge.verdict(record, error)
+        if failure is None:
+            failure = failures.failure_of(error, kind)
+            delay = self._judge.delay(record, error)
+            if record.in_inbox:
+                async with self._control.use() as connection:
+                    await self._inbox.note(connection, record, failure)
+            else:
+                record.attempts += 1
+                record.assignment.attempts[record.message.offset] = record.attempts
+            self._counts.retried += 1
+            log.info(
+                "message_retried",
+                message_id=record.message.id,
+                at=record.coordinates,
+                attempt=record.attempts,
+                seconds=round(delay, 3),
+                reason=failure.detail,
+            )
+            self._postpone(batch, record.assignment, record.message.offset, holds, text, delay, outage=False)
+        elif self._settings.failure.policy == "halt":
+            self._halt_at(batch, record, failure)
+        else:
+            record.failure = failure
+            batch.found()
+
+    def _postpone(
+        self,
+        batch: Batch,
+        assignment: Assignment,
+        offset: int,
+        holds: dict[Assignment, Hold],
+        reason: str,
+        seconds: float | None,
+        *,
+        outage: bool = True,
+    ) -> None:
+        """Leave a partition alone from this offset on, and read on from there after a while."""
+        if outage:
+            assignment.outages += 1
+        batch.leave(assignment, offset)
+        self._source.suspend([assignment])
+        holds[assignment] = Hold(
+            failures.backoff(assignment.outages + 2) if seconds is None else seconds, reason, outage
+        )
+
+    def _hold(self, assignment: Assignment, hold: Hold) -> None:
+        """Only after the batch: what it still commits of the partition moves the position to go on from."""
+        log.info(
+            "partition_held", partition=str(assignment.partition), seconds=round(hold.seconds, 3), reason=hold.reason
+        )
+        if hold.outage:
+            self._readiness.obstruct(assignment, hold.reason)
+        timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
+        self._held[assignment] = (hold, timer)
+
+    def _resume(self, assignment: Assignment) -> None:
+        del self._held[assignment]
+        if assignment.owned:
+            self._source.begin(assignment, assignment.position)
+        else:
+            self._readiness.clear(assignment)
+
+    def _halt_at(self, batch: Batch, record: Record, failure: Failure) -> None:
+        self._halt(batch, record.assignment, record.message.offset, f"{record.coordinates}: {failure.detail}")
+
+    def _halt(self, batch: Batch, assignment: Assignment, offset: int, reason: str) -> None:
+        """Go no further in a partition until an operator has looked at it; the others go on."""
+        batch.leave(assignment, offset)
+        self._source.suspend([assignment])
+        self._halted[assignment] = reason
+        self._readiness.obstruct(assignment, reason)
+        log.error("partition_halted", partition=str(assignment.partition), reason=reason)
+
+    def _look_after_halted(self) -> None:
+        for assignment in [assignment for assignment in self._halted if not assignment.owned]:
+            del self._halted[assignment]
+            self._readiness.clear(assignment)
+        if self._halted and all(assignment in self._halted for assignment in self._source.owned()):
+            raise Halt("; ".join(f"{halted.partition}: {reason}" for halted, reason in self._halted.items()))
 
     async def _unless_lost(self, work: Coroutine[Any, Any, None], used: Sequence[Assignment]) -> None:
         """Cut the work off at once when a partition that it is for is lost."""
@@ -381,7 +619,8 @@ class Engine:
 
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
-        affected = self._source.fetching()
+        self._readiness.obstruct("starting over", str(trouble))
+        affected = [*self._source.fetching(), *(a for a in (*self._held, *self._halted) if a.owned)]
         self._source.use(affected)
         self._source.suspend(affected)
         if self._publication is not None:
@@ -390,6 +629,7 @@ class Engine:
             self._publication = None
         self._unmarked.clear()
         await self._recover_all(affected)
+        self._readiness.clear("starting over")
 
     async def _recover_all(self, assignments: list[Assignment]) -> None:
         """Bring these in step and start reading them; comes again until it works or they are no longer ours."""
@@ -419,7 +659,8 @@ class Engine:
         # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
             newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
-            rows = await self._ledger.raise_epochs(connection, newest)
+            fresh = {assignment.partition for assignment in assignments if not assignment.known}
+            rows = await self._ledger.raise_epochs(connection, newest, fresh)
         logs = await asyncio.to_thread(self._cluster.logs, partitions)
         steps = {
             assignment: recovery.decide(
@@ -445,6 +686,11 @@ class Engine:
                 if source is None:
                     raise Fenced(f"{partition}: another instance was faster")
                 assignment.source = source
+                if row is not None and not assignment.known:
+                    assignment.fruitless = row.starts - 1
+                    if assignment.fruitless >= self._settings.failure.quarantine_after - 1:
+                        assignment.caution = self._settings.batch.max_messages
+            await parking.load(connection, assignments)
         await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
         async with self._control.use() as connection:
             for assignment, step in steps.items():
@@ -454,7 +700,11 @@ class Engine:
                     raise Fenced(f"{assignment.partition}: another instance has raised the epoch")
         for assignment, step in steps.items():
             assignment.silent_below = step.silent_below
-            self._source.begin(assignment, step.start)
+            assignment.known = True
+            if assignment in self._held or assignment in self._halted:
+                assignment.position = step.start
+            else:
+                self._source.begin(assignment, step.start)
             say = log.info if step.event in _EXPECTED else log.warning
             say("partition_ready", partition=str(assignment.partition), found=step.event, start=step.start)
 
@@ -490,11 +740,19 @@ class Engine:
         missing = await asyncio.to_thread(self._cluster.missing, self._settings.topics)
         if missing:
             raise SetupError(f"{self._settings.source}: topic {', '.join(sorted(missing))} does not exist; create it")
+        letters = {topic for name in self._settings.topics if (topic := self._settings.dead_letter_topic(name))}
+        missing = await asyncio.to_thread(self._cluster.missing, letters)
+        if missing:
+            raise SetupError(
+                f"{self._settings.source}: failure.dead_letter_topic: {', '.join(sorted(missing))} does not exist; "
+                'create it, or set it to "" to keep failed messages in the inbox only'
+            )
         self._source.start()
         try:
             await self._publisher.open()  # while the group is being joined
         except Trouble as trouble:
             log.warning("producer_not_ready", reason=str(trouble))
+        self._readiness.clear("starting")
         log.info("started", consumer=self._consumer, topics=self._settings.topics, pid=os.getpid())
 
     async def _finish(self) -> None:
@@ -505,6 +763,9 @@ class Engine:
             log.warning("left_to_recovery", reason=str(trouble))
 
     async def _close(self) -> None:
+        self._readiness.close()
+        for _, timer in self._held.values():
+            timer.cancel()
         for task in self._recoveries:
             task.cancel()
         if self._recoveries:
@@ -515,12 +776,20 @@ class Engine:
         await self._work_session.close()
         await self._control.close()
 
-    def _count(self, records: Sequence[Record], claims: Claims, failed: Sequence[Record], work: Work) -> None:
+    def _count(
+        self,
+        records: Sequence[Record],
+        claims: Claims,
+        failed: Sequence[Record],
+        parked: Sequence[Record],
+        work: Work,
+    ) -> None:
         counts = self._counts
         counts.batches += 1
         counts.records += len(records)
         counts.failed += len(failed)
-        counts.completed += len(claims.mine) - len(failed)
+        counts.parked += len(parked)
+        counts.completed += len(claims.mine) - len(failed) - len(parked)
         counts.duplicates += claims.skipped.get(Verdict.DUPLICATE, 0) + claims.skipped.get(Verdict.REDELIVERY, 0)
         counts.collisions += len(claims.collisions)
         counts.outputs += sum(map(len, work.outgoing.values()))
@@ -533,6 +802,8 @@ class Engine:
                 reason=record.failure.reason,
                 detail=record.failure.detail,
             )
+        for record in parked:
+            log.info("message_parked", message_id=record.message.id, at=record.coordinates)
         for record in claims.collisions:
             log.warning("message_collided", message_id=record.message.id, at=record.coordinates)
 
@@ -544,6 +815,8 @@ class Engine:
                 reported = self._counts.records
                 log.info("progress", **asdict(self._counts))
 
+
+_assignment = attrgetter("assignment")
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.
 _EXPECTED = ("first_start", "in_step", "died_between_commits")

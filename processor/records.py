@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from processor.consumer import Assignment
     from processor.dispatch import Route
+    from processor.effects import Effect
 
 T = TypeVar("T")
 
@@ -116,9 +117,13 @@ class Record:
     assignment: Assignment
     collided: bool = False
     redriven: bool = False  # sent once more by an operator
+    foreign: bool = False  # sent once more for another consumer of the topic: not for us
     parked: bool = False  # has to wait behind a failed message of its key
+    alone: bool = False  # to be processed in a transaction of its own, its start on record: it has a history
     attempts: int = 0  # that failed before, as far as is known
+    starts: int = 0  # that came to no end: they took the process with them
     first_failed_at: datetime | None = None
+    effect: Effect | None = None  # what its handler did outside already
 
     @property
     def partition(self) -> Partition:

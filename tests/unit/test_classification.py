@@ -6,8 +6,19 @@ import asyncpg
 import pytest
 from confluent_kafka import KafkaError
 
+from pydantic import SecretStr
+
 from processor import failures, postgres
-from processor.failures import Reject, Retry
+from processor.config import (
+    DatabaseSettings,
+    FailureSettings,
+    HandlerSettings,
+    KafkaSettings,
+    RetrySettings,
+    Settings,
+)
+from processor.errors import ConfigError
+from processor.failures import HandlerTimeout, Judge, Kind, Reject, Retry, Unavailable
 from processor.transaction import Verdict, classify
 
 
@@ -49,7 +60,6 @@ def test_kafka_error_asks_for_one_thing(
 )
 def test_postgres_error_is_transient_by_its_sqlstate(error: Exception, transient: bool) -> None:
     assert postgres.is_transient(error) is transient
-    assert failures.blames_the_message(error) is not transient
 
 
 def test_error_wrapped_by_a_handler_is_still_seen() -> None:
@@ -62,20 +72,81 @@ def test_error_wrapped_by_a_handler_is_still_seen() -> None:
     assert postgres.is_transient(hidden)
 
 
-def test_bystanders_are_not_blamed() -> None:
-    assert not failures.blames_the_message(asyncpg.InFailedSQLTransactionError("x"))
-    assert failures.blames_the_message(ValueError("x"))
+def test_a_statement_in_a_failed_transaction_blames_nobody() -> None:
+    assert postgres.is_bystander(asyncpg.InFailedSQLTransactionError("x"))
+    assert not postgres.is_bystander(ValueError("x"))
+
+
+class Wallet(Exception):
+    pass
+
+
+class Empty(Wallet):
+    pass
+
+
+def judge(**classes: str) -> Judge:
+    return Judge(
+        Settings(
+            consumer="c",
+            topics=("t",),
+            handlers={"T": HandlerSettings(call="m:f", retry=RetrySettings(attempts=3)), "*": HandlerSettings(call="m:f")},
+            kafka=KafkaSettings(bootstrap_servers="x:1"),
+            database=DatabaseSettings(url=SecretStr("postgresql://x")),
+            failure=FailureSettings.model_validate({"classes": classes}),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Reject("x"), Kind.POISON),
+        (asyncpg.CheckViolationError("x"), Kind.POISON),
+        (asyncpg.NotNullViolationError("x"), Kind.POISON),
+        (asyncpg.NumericValueOutOfRangeError("x"), Kind.POISON),
+        (asyncpg.DataError("x"), Kind.POISON),
+        (Retry("x"), Kind.TRANSIENT),
+        (HandlerTimeout("x"), Kind.TRANSIENT),
+        (asyncpg.SerializationError("x"), Kind.TRANSIENT),
+        (TimeoutError(), Kind.TRANSIENT),
+        (Unavailable("x"), Kind.OUTAGE),
+        (asyncpg.TooManyConnectionsError("x"), Kind.OUTAGE),
+        (asyncpg.ForeignKeyViolationError("x"), Kind.BUG),
+        (asyncpg.UniqueViolationError("x"), Kind.BUG),
+        (KeyError("sku"), Kind.BUG),
+        (RuntimeError("deadlock detected"), Kind.BUG),
+    ],
+)
+def test_errors_are_classed_by_type_and_sqlstate(error: Exception, kind: Kind) -> None:
+    assert judge().kind(error) is kind
+
+
+def test_the_configuration_has_the_first_say_and_the_longest_sqlstate_wins() -> None:
+    name = f"{__name__}:Wallet"
+    configured = judge(**{"23": "poison", "23503": "transient", name: "outage"})
+    assert configured.kind(asyncpg.UniqueViolationError("x")) is Kind.POISON
+    assert configured.kind(asyncpg.ForeignKeyViolationError("x")) is Kind.TRANSIENT
+    assert configured.kind(Empty("a subclass")) is Kind.OUTAGE
+    wrapped = RuntimeError("could not pay")
+    wrapped.__cause__ = Empty("x")
+    assert configured.kind(wrapped) is Kind.OUTAGE
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Error", f"{__name__}:judge", f"{__name__}:Missing"])
+def test_a_class_for_what_is_no_exception_is_refused_at_start(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"failure\.classes: "):
+        judge(**{name: "poison"})
 
 
 def test_failure_of_a_message_says_why_in_a_form_that_can_be_stored() -> None:
-    assert failures.failure_of(Reject("no such sku")).reason == "rejected"
-    found = failures.failure_of(asyncpg.CheckViolationError("bad \udc80"))
+    assert failures.failure_of(Reject("no such sku"), Kind.POISON).reason == "rejected"
+    found = failures.failure_of(asyncpg.CheckViolationError("bad \udc80"), Kind.POISON)
     assert "SQLSTATE 23514" in found.detail
+    assert (found.kind, found.sqlstate, found.exception) == ("poison", "23514", "CheckViolationError")
     found.detail.encode()
 
 
-def test_backoff_grows_is_jittered_and_bounded_and_a_handler_may_name_its_own() -> None:
-    assert failures.backoff(1, after=0.25) == 0.25
+def test_backoff_grows_is_jittered_and_bounded() -> None:
     assert all(0 <= failures.backoff(50) <= failures.LONGEST_DELAY_SECONDS for _ in range(100))
     assert max(failures.backoff(1) for _ in range(100)) <= 2 * failures.FIRST_DELAY_SECONDS
-    assert Retry(after=3).after == 3

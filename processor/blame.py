@@ -1,0 +1,123 @@
+"""How a batch that does not go through whole is taken apart, until the message at fault stands alone.
+
+A batch is optimistic: one transaction for all. When it fails and nobody knows who it was, the first half is tried,
+then the half of what is left of the suspects, and so on: one transaction for each halving. What comes after the
+suspects stays together, so that a single bad record among a thousand costs a dozen transactions, not a hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from processor.consumer import Assignment
+    from processor.records import Record
+
+
+class Culprit(Exception):
+    """One record is known to be at fault."""
+
+    def __init__(self, index: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.index = index
+        self.error = error
+
+
+class Unattributed(Exception):
+    """Some record is at fault."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Cut(Exception):
+    """The batch has to be committed in two: the records before this one, and those from it on."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class Again(Exception):
+    """Nobody is at fault: the same once more, after a moment."""
+
+
+class Wait(Exception):
+    """Nobody is at fault, but it will take a while: these partitions wait, for so long if it is known."""
+
+    def __init__(self, reason: str, assignments: Sequence[Assignment], seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.assignments = assignments
+        self.seconds = seconds
+
+
+class Exhausted(Exception):
+    """Too many messages of a partition have failed."""
+
+    def __init__(self, assignment: Assignment, reason: str) -> None:
+        super().__init__(reason)
+        self.assignment = assignment
+
+
+class HandlerError(Exception):
+    """Wraps what came out of a handler or its queued writes, to tell it from trouble of our own."""
+
+
+class Batch:
+    """The records of a batch that have no outcome yet, in order; `part` is what to try next."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._rest = records
+        self._suspects = 0  # so many of the first are known to have a bad one among them
+        self._limit: int | None = None
+        self._size = 0
+        self.tries = 0  # of the same part, nobody being at fault
+        self.attribute = False  # find out which message a queued write is of
+
+    def part(self) -> list[Record]:
+        """Empty when all is done. Records that run alone are alone in it."""
+        size = len(self._rest) if self._suspects == 0 else max(1, self._suspects // 2)
+        if self._limit is not None:
+            size = min(size, self._limit)
+        part = self._rest[:size]
+        lone = next((index for index, record in enumerate(part) if record.alone), None)
+        if lone is not None:
+            part = part[: max(1, lone)]
+        self._size = len(part)
+        return part
+
+    def committed(self) -> None:
+        self.tries = 0
+        self.attribute = False
+        self._rest = self._rest[self._size :]
+        self._suspects = max(0, self._suspects - self._size)
+        self._limit = None
+
+    def cut(self, index: int) -> None:
+        """Try no further than to this record."""
+        self._limit = max(1, index)
+
+    def narrow(self) -> Record | None:
+        """Somebody in the part is at fault; gives the record if it was alone in it."""
+        self._limit = None
+        if self._size == 1:
+            self._suspects = 0
+            return self._rest[0]
+        self._suspects = self._size
+        return None
+
+    def found(self) -> None:
+        """Who was at fault is known: no need to look any further."""
+        self.tries = 0
+        self.attribute = False
+        self._suspects = 0
+        self._limit = None
+
+    def leave(self, assignment: Assignment, offset: int = 0) -> None:
+        """Take out the records of a partition from this offset on: they are read again later."""
+        self.found()
+        self._rest = [
+            record for record in self._rest if record.assignment is not assignment or record.message.offset < offset
+        ]

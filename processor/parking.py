@@ -1,0 +1,89 @@
+"""Keys whose messages wait behind one that failed, so that each key is processed in order or not at all.
+
+A key is parked as long as the inbox has a row with its `parked_key`: the failed message, and those that came
+after it. The assignment remembers which keys those may be, so other keys cost a look into a set. Whatever comes
+once more, sent by an operator or read again, runs if everything before it is done, and waits again if not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+    from asyncpg import Record as Row
+
+    from processor.consumer import Assignment
+    from processor.records import Record
+
+LOAD = (
+    "SELECT source, parked_key FROM inbox WHERE source = ANY ($1::integer[]) AND parked_key IS NOT NULL GROUP BY 1, 2"
+)
+
+# The first few that are not done, of each key.
+UNFINISHED = """
+    SELECT k.source, k.parked_key, first.key
+    FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
+    CROSS JOIN LATERAL (
+        SELECT i.key, i."offset" FROM inbox i
+        WHERE i.source = k.source AND i.parked_key = k.parked_key AND i.parked_key IS NOT NULL
+        ORDER BY i."offset" LIMIT $3
+    ) AS first
+    ORDER BY k.source, k.parked_key, first."offset"
+"""
+
+_failure = attrgetter("failure")
+
+
+async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -> None:
+    """Let these know their parked keys."""
+    by_source = {assignment.source: assignment for assignment in assignments}
+    for assignment in assignments:
+        assignment.parked_keys = set()
+    for row in await connection.fetch(LOAD, list(by_source)):
+        by_source[row["source"]].parked_keys.add(row["parked_key"])
+
+
+async def sort_out(connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
+    """Mark the records that have to wait. `park`: also behind those that fail in this very batch."""
+    for record in records:
+        if record.parked:
+            record.parked = False
+    if not any(record.assignment.parked_keys for record in records) and not (park and any(map(_failure, records))):
+        return
+    waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by source and key: the inbox keys of what is not done
+    asked = {
+        (record.assignment.source, record.message.key): record.assignment
+        for record in records
+        if record.message.key is not None and record.message.key in record.assignment.parked_keys
+    }
+    if asked:
+        places = [list(column) for column in zip(*asked, strict=True)]
+        for row in await connection.fetch(UNFINISHED, *places, len(records) + 1):
+            waiting.setdefault((row["source"], row["parked_key"]), deque()).append(row["key"].bytes)
+    for place, assignment in asked.items():
+        if place not in waiting:
+            assignment.parked_keys.discard(place[1])
+    for record in records:
+        if record.message.key is None or record.foreign:
+            continue
+        place = (record.assignment.source, record.message.key)
+        queue = waiting.get(place)
+        if queue and queue[0] != record.key:
+            record.parked = True
+        elif record.failure is not None:
+            if park and not queue:
+                waiting[place] = deque([record.key])
+        elif queue:
+            queue.popleft()
+
+
+def remember(records: Sequence[Record], *, park: bool) -> None:
+    """What was committed: these failed or wait."""
+    for record in records:
+        key = record.message.key
+        if key is not None and (park or record.parked):
+            record.assignment.parked_keys.add(key)

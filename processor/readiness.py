@@ -1,0 +1,40 @@
+"""Whether this process does its work: told in the log when it changes, and by a file that is there while it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class Readiness:
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._obstacles: dict[object, str] = {"starting": "starting"}
+        self._remove()
+
+    @property
+    def ready(self) -> bool:
+        return not self._obstacles
+
+    def obstruct(self, what: object, reason: str) -> None:
+        """Something keeps it from its work, until it is cleared."""
+        if not self._obstacles:
+            self._remove()
+            log.warning("not_ready", reason=reason)
+        self._obstacles[what] = reason
+
+    def clear(self, what: object) -> None:
+        if self._obstacles.pop(what, None) is not None and not self._obstacles:
+            if self._file is not None:
+                self._file.touch()
+            log.info("ready")
+
+    def close(self) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
