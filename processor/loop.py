@@ -440,7 +440,7 @@ class Engine:
             raise error
         if postgres.is_outage(error) or (in_handler and self._judge.kind(error) is Kind.OUTAGE):
             raise Wait(text, assignments_of(records)) from error
-        if isinstance(error, QueuedWriteFailed) and not batch.attribute:
+        if isinstance(error, QueuedWriteFailed) and not batch.attribute and self._settings.concurrency == 1:
             batch.attribute = True
             raise Again(text) from error
         if not in_handler and not postgres.is_about_data(error) and not postgres.is_bystander(error):

@@ -224,7 +224,7 @@ async def test_rejection_that_has_only_queued_writes_costs_nobody_anything(bench
 
 
 async def test_retry_is_tried_again_after_its_delay_and_order_is_kept(bench: MakeBench) -> None:
-    b = bench("later")
+    b = bench("later", retry={"attempts": 9})
     handlers.failing.add("m2")
     b.send([Sent({"what": f"w{n}"}, id=f"m{n}") for n in range(5)])
     await b.run_until_done()

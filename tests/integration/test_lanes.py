@@ -135,7 +135,7 @@ async def test_write_that_a_neighbour_s_read_has_sent_goes_with_its_message(benc
 
 
 async def test_retry_in_a_lane_is_tried_again_and_everything_else_is_done_once(bench: MakeBench) -> None:
-    b = bench("lane_later", concurrency=LANES, batch=FULL_BATCH)
+    b = bench("lane_later", concurrency=LANES, batch=FULL_BATCH, retry={"attempts": 9})
     handlers.failing |= {"m20", "m71"}
     b.send(numbered(100, 30))
     await b.run_until_done()
@@ -146,7 +146,7 @@ async def test_retry_in_a_lane_is_tried_again_and_everything_else_is_done_once(b
 
 
 async def test_retry_that_never_succeeds_fails_alone(bench: MakeBench) -> None:
-    b = bench({"T": "lane", "L": "never"}, concurrency=LANES, batch=FULL_BATCH)
+    b = bench({"T": "lane", "L": "never"}, concurrency=LANES, batch=FULL_BATCH, retry={"attempts": 3})
     b.send([*numbered(20, 20), Sent({"what": "never"}, id="never", key=b"n", type="L"), *numbered(21, 21)[20:]])
     await b.run_until_done()
     assert sorted(await b.effects()) == sorted(f"w{n}" for n in range(21))

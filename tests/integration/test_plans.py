@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import asyncpg
 import orjson
 import pytest
 
-from processor import identity, inbox, ledger
+from processor import identity, inbox, ledger, parking
 
 ROWS = 100_000
 BATCH = 500
@@ -54,13 +55,21 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
     numbers = list(range(BATCH))
     texts: list[str | None] = [None] * BATCH
     json, raw = ["{}"] * BATCH, [b"x"] * BATCH
+    kept = (numbers, numbers, numbers, known, texts, json, raw, raw, json, numbers, ["failed"] * BATCH, texts, raw)
+    kept = (*kept, ["bug"] * BATCH, ["handler_error"] * BATCH)
     for sql, args in (
         (inbox.CLAIM, (known, numbers, numbers, numbers)),
         (inbox.CLAIM, (new, numbers, numbers, numbers)),
         (inbox.LOOK_UP, (known,)),
-        (inbox.TAKE_OVER, (known, texts, numbers)),
-        (inbox.FAIL, (known, numbers, numbers, numbers, known, texts, json, raw, raw, json)),
-        (inbox.FAIL, ([*known[1:], "0" * 32], numbers, numbers, numbers, known, texts, json, raw, raw, json)),
+        (inbox.TAKE_OVER, (known, texts, numbers, "me")),
+        (inbox.KEEP, (known, *kept)),
+        (inbox.KEEP, ([*known[1:], "0" * 32], *kept)),
+        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None)),
+        (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me")),
+        (inbox.RENEW, (known[0], "me", timedelta(seconds=1))),
+        (inbox.REAP, ([0, 1, 2],)),
+        (parking.LOAD, ([0, 1, 2],)),
+        (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
         (inbox.KEEP_RESULTS, (known, known, ["1"] * BATCH)),
     ):
         assert not {scan for scan in await scans(big, sql, *args) if scan == ("Seq Scan", "inbox")}, sql
@@ -75,7 +84,10 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
     known = [key_of(f"m{n}").hex() for n in range(1, 2 * BATCH, 2)]
     for sql, args in (
         (inbox.LOOK_UP, (known,)),
-        (inbox.TAKE_OVER, (known, [None] * BATCH, list(range(BATCH)))),
+        (inbox.TAKE_OVER, (known, [None] * BATCH, list(range(BATCH)), "me")),
+        (inbox.REAP, ([0, 1, 2],)),
+        (parking.LOAD, ([0, 1, 2],)),
+        (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
         (inbox.KEEP_RESULTS, (known, known, ["1"] * BATCH)),
     ):
         assert not {scan for scan in await scans(big, sql, *args) if scan == ("Seq Scan", "inbox")}, sql
@@ -110,7 +122,7 @@ async def test_python_and_postgres_make_the_same_key_of_a_message(
 async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asyncpg.Record]) -> None:
     one = ["topic1"], [1]
     for sql, args in (
-        (ledger.RAISE_EPOCH, ("c1", *one, [0], "me")),
+        (ledger.RAISE_EPOCH, ("c1", *one, [0], "me", [True])),
         (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"])),
         (ledger.MARK_SENT, ("c1", *one, [1], [5])),
     ):
