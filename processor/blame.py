@@ -47,10 +47,13 @@ class Again(Exception):
 class Wait(Exception):
     """Nobody is at fault, but it will take a while: these partitions wait, for so long if it is known."""
 
-    def __init__(self, reason: str, assignments: Sequence[Assignment], seconds: float | None = None) -> None:
+    def __init__(
+        self, reason: str, assignments: Sequence[Assignment], seconds: float | None = None, *, outage: bool = True
+    ) -> None:
         super().__init__(reason)
         self.assignments = assignments
         self.seconds = seconds
+        self.outage = outage
 
 
 class Exhausted(Exception):

@@ -230,7 +230,7 @@ def max_output(settings: Settings) -> int:
 
 
 class Watch:
-    """Ends handlers that take too long. One timer for all calls of a task: one for each costs more than many of them."""
+    """Ends handlers that take too long, with one timer for all calls of a task: one for each would be dear."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

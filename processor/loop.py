@@ -23,21 +23,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from processor import dead_letters, failpoints, failures, identity, outputs, parking, postgres, recovery, slots
+from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Unattributed, Wait
 from processor.budget import Budget
 from processor.cluster import Cluster
 from processor.consumer import Assignment, Source, assignments_of
 from processor.database import QueuedWriteFailed
 from processor.decode import Decoder
-from processor.effects import Effect, EffectDatabase
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
 from processor.failures import Judge, Kind
-from processor.handling import Handling, Watch, Work, max_output
+from processor.handling import Handling, Work, max_output
+from processor.holding import Holding
 from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
 from processor.outputs import Outgoing
 from processor.readiness import Readiness
-from processor.records import Failure, Partition, Record
+from processor.records import Partition, Record
 from processor.transaction import Offset, Publisher
 from processor.turns import Turns
 
@@ -58,17 +59,9 @@ PROGRESS_SECONDS = 10.0
 Trouble = (BatchAborted, Fenced, ConnectionLost)
 
 
+SHORTEST_WAIT_SECONDS = 0.2
 # So often a batch is run again in place when nobody is to blame; after that somebody is looked for.
 TRIES_IN_PLACE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A partition is to wait before its next record is tried."""
-
-    seconds: float
-    reason: str
-    outage: bool
 
 
 @dataclass(slots=True)
@@ -105,8 +98,8 @@ class Engine:
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
         self._readiness = Readiness(settings.run.ready_file)
-        self._held: dict[Assignment, tuple[Hold, asyncio.TimerHandle]] = {}
-        self._halted: dict[Assignment, str] = {}
+        self._attempts = Attempts(settings, self._source, self._control, self._inbox)
+        self._holding = Holding(settings, self._source, self._control, self._inbox, self._judge, self._readiness)
         self._turns = Turns(settings.consumer)
         self._publication: asyncio.Task[None] | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
@@ -125,7 +118,7 @@ class Engine:
         """Until told to stop; raises Halt where an operator has to decide."""
         beside = [asyncio.create_task(self._report_progress())]
         if self._routes.effects:
-            beside.append(asyncio.create_task(self._reap()))
+            beside.append(asyncio.create_task(self._attempts.reap()))
         try:
             await self._start()
             while not self._stopping:
@@ -158,7 +151,7 @@ class Engine:
         self._source.news.clear()
         self._source.raise_failure()
         self._recover_new()
-        self._look_after_halted()
+        self._holding.look()
         records = self._source.take(batch.max_messages, batch.max_bytes)
         if records:
             self._backlog = len(records) >= batch.max_messages // 2
@@ -192,11 +185,7 @@ class Engine:
         used = assignments_of(records)
         self._prepare(records)
         batch = Batch(records)
-        holds: dict[Assignment, Hold] = {}
-        if self._settings.failure.policy == "halt":
-            for record in records:
-                if record.failure is not None:
-                    self._halt_at(batch, record, record.failure)
+        self._holding.sort_out(batch, records)
         try:
             while part := batch.part():
                 try:
@@ -205,24 +194,22 @@ class Engine:
                 except Cut as cut:
                     batch.cut(cut.index)
                 except Culprit as culprit:
-                    await self._blame(batch, part[culprit.index], culprit.error, holds)
+                    self._counts.retried += await self._holding.blame(batch, part[culprit.index], culprit.error)
                 except Unattributed as problem:
                     alone = batch.narrow()
                     if alone is not None:
-                        await self._blame(batch, alone, problem.error, holds)
+                        self._counts.retried += await self._holding.blame(batch, alone, problem.error)
                 except Exhausted as exhausted:
-                    self._halt(batch, exhausted.assignment, 0, str(exhausted))
+                    self._holding.exhausted(batch, exhausted)
                 except Wait as wait:
-                    for assignment in wait.assignments:
-                        self._postpone(batch, assignment, 0, holds, str(wait), wait.seconds)
+                    self._holding.wait(batch, wait)
                 except Again as again:
                     batch.tries += 1
                     log.info("batch_retried", reason=str(again), times=batch.tries, records=len(part))
                     await asyncio.sleep(failures.backoff(batch.tries))
         finally:
             self._source.release(used)
-            for assignment, hold in holds.items():
-                self._hold(assignment, hold)
+            self._holding.begin()
 
     def _prepare(self, records: list[Record]) -> None:
         """Some run alone: those that act outside, and all of a partition whose owners keep dying."""
@@ -237,63 +224,9 @@ class Engine:
                         record.attempts = assignment.attempts.get(record.message.offset, 0)
 
     async def _try(self, batch: Batch, part: list[Record]) -> None:
-        first = part[0]
-        if first.alone and first.failure is None and not first.foreign:
-            await self._begin(first)
+        if part[0].alone:
+            await self._attempts.begin(part[0])
         await self._commit(batch, part)
-
-    async def _begin(self, record: Record) -> None:
-        """Put on record that this one is tried, before it is; and do what it does outside."""
-        acts = record.route is not None and record.route.effect
-        if not record.in_inbox or record.effect is not None:
-            return
-        async with self._control.use() as connection:
-            await parking.sort_out(connection, [record], park=self._parks)
-            if record.parked or not await self._inbox.start(connection, record, leased=acts):
-                return  # it waits, is done, or someone else has it: the claim tells
-        most = self._settings.failure.quarantine_after
-        if record.starts and max(record.starts, record.assignment.fruitless) >= most:
-            text = f"{max(record.starts, record.assignment.fruitless)} processes that tried it came to no end"
-            record.failure = Failure("quarantined", text, kind=Kind.BUG)
-        elif acts:
-            failpoints.reach("after_intent")
-            record.effect = await self._act(record)
-            failpoints.reach("after_effect")
-
-    async def _act(self, record: Record) -> Effect:
-        """Call a handler that acts outside, and keep its lease alive meanwhile."""
-        assert record.route is not None
-        effect = Effect()
-        renewal = asyncio.create_task(self._renew(record))
-        try:
-            with Watch() as watch:
-                effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
-        except Exception as error:
-            raise Culprit(0, error) from error
-        finally:
-            renewal.cancel()
-        return effect
-
-    async def _renew(self, record: Record) -> None:
-        while True:
-            await asyncio.sleep(self._settings.effects.lease_ms / 3000)
-            try:
-                async with self._control.use() as connection:
-                    if not await self._inbox.renew(connection, record):
-                        return  # the claim will tell who has it
-            except Trouble as trouble:
-                log.warning("lease_not_renewed", message_id=record.message.id, reason=str(trouble))
-
-    async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.effects.reap_ms / 1000)
-            sources = [assignment.source for assignment in self._source.owned() if assignment.known]
-            try:
-                async with self._control.use() as connection:
-                    for message_id in await self._inbox.reap(connection, sources):
-                        log.warning("lease_expired", message_id=message_id)
-            except Trouble as trouble:
-                log.debug("nothing_reaped", reason=str(trouble))
 
     async def _commit(self, batch: Batch, records: list[Record]) -> None:
         """Steps 3 to 8 of the protocol. Postgres commits before Kafka, never after.
@@ -347,17 +280,16 @@ class Engine:
     def _advanced(self, shares: dict[Assignment, Advance], records: Sequence[Record], failed: Sequence[Record]) -> None:
         """What a partition may forget, and must remember, now that it stands further on."""
         sizes = Counter(map(_assignment, records))
+        bad = set(failed)
         for assignment, share in shares.items():
             assignment.position = share.next_offset
             assignment.fruitless = 0
             assignment.caution = max(0, assignment.caution - sizes[assignment])
             assignment.attempts.clear()
-            if assignment.outages:
-                assignment.outages = 0
-                self._readiness.clear(assignment)
+            self._holding.advanced(assignment)
             outcomes = [False] * sizes[assignment]
-            if failed:
-                outcomes = [record in failed for record in records if record.assignment is assignment]
+            if bad:
+                outcomes = [record in bad for record in records if record.assignment is assignment]
             self._budget(assignment).count(outcomes)
 
     def _budget(self, assignment: Assignment) -> Budget:
@@ -366,8 +298,9 @@ class Engine:
         return assignment.budget
 
     def _check_budget(self, records: Sequence[Record], failed: Sequence[Record]) -> None:
+        bad = set(failed)
         for assignment in assignments_of(failed):
-            outcomes = [record in failed for record in records if record.assignment is assignment]
+            outcomes = [record in bad for record in records if record.assignment is assignment]
             reason = self._budget(assignment).exceeded(outcomes)
             if reason is not None:
                 raise Exhausted(assignment, reason)
@@ -431,7 +364,8 @@ class Engine:
             raise error
         text = f"{type(cause).__name__}: {cause}"
         if isinstance(error, BusyElsewhere):
-            raise Wait(text, [error.record.assignment], error.seconds) from error
+            seconds = None if error.seconds is None else max(SHORTEST_WAIT_SECONDS, error.seconds)
+            raise Wait(str(error), [error.record.assignment], seconds, outage=False) from error
         if postgres.is_transient(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
             if not in_handler and isinstance(cause, TimeoutError):
                 raise ConnectionLost("the database does not answer in time") from error
@@ -446,99 +380,6 @@ class Engine:
         if not in_handler and not postgres.is_about_data(error) and not postgres.is_bystander(error):
             raise error
         raise Unattributed(error) from error
-
-    # --- messages that fail, partitions that wait ---
-
-    async def _blame(self, batch: Batch, record: Record, error: Exception, holds: dict[Assignment, Hold]) -> None:
-        """One record could not be processed: it fails, or its partition waits and it is tried again."""
-        if record.failure is not None:
-            raise Halt(f"{record.coordinates}: not even its failure can be stored: {error}") from error
-        kind = self._judge.kind(error)
-        text = f"{record.handler}: {type(error).__name__}: {error}"
-        if kind is Kind.OUTAGE:
-            after = getattr(error, "after", None)
-            self._postpone(batch, record.assignment, record.message.offset, holds, text, after)
-            return
-        failure = self._judge.verdict(record, error)
-        if failure is None:
-            failure = failures.failure_of(error, kind)
-            delay = self._judge.delay(record, error)
-            if record.in_inbox:
-                async with self._control.use() as connection:
-                    await self._inbox.note(connection, record, failure)
-            else:
-                record.attempts += 1
-                record.assignment.attempts[record.message.offset] = record.attempts
-            self._counts.retried += 1
-            log.info(
-                "message_retried",
-                message_id=record.message.id,
-                at=record.coordinates,
-                attempt=record.attempts,
-                seconds=round(delay, 3),
-                reason=failure.detail,
-            )
-            self._postpone(batch, record.assignment, record.message.offset, holds, text, delay, outage=False)
-        elif self._settings.failure.policy == "halt":
-            self._halt_at(batch, record, failure)
-        else:
-            record.failure = failure
-            batch.found()
-
-    def _postpone(
-        self,
-        batch: Batch,
-        assignment: Assignment,
-        offset: int,
-        holds: dict[Assignment, Hold],
-        reason: str,
-        seconds: float | None,
-        *,
-        outage: bool = True,
-    ) -> None:
-        """Leave a partition alone from this offset on, and read on from there after a while."""
-        if outage:
-            assignment.outages += 1
-        batch.leave(assignment, offset)
-        self._source.suspend([assignment])
-        holds[assignment] = Hold(
-            failures.backoff(assignment.outages + 2) if seconds is None else seconds, reason, outage
-        )
-
-    def _hold(self, assignment: Assignment, hold: Hold) -> None:
-        """Only after the batch: what it still commits of the partition moves the position to go on from."""
-        log.info(
-            "partition_held", partition=str(assignment.partition), seconds=round(hold.seconds, 3), reason=hold.reason
-        )
-        if hold.outage:
-            self._readiness.obstruct(assignment, hold.reason)
-        timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
-        self._held[assignment] = (hold, timer)
-
-    def _resume(self, assignment: Assignment) -> None:
-        del self._held[assignment]
-        if assignment.owned:
-            self._source.begin(assignment, assignment.position)
-        else:
-            self._readiness.clear(assignment)
-
-    def _halt_at(self, batch: Batch, record: Record, failure: Failure) -> None:
-        self._halt(batch, record.assignment, record.message.offset, f"{record.coordinates}: {failure.detail}")
-
-    def _halt(self, batch: Batch, assignment: Assignment, offset: int, reason: str) -> None:
-        """Go no further in a partition until an operator has looked at it; the others go on."""
-        batch.leave(assignment, offset)
-        self._source.suspend([assignment])
-        self._halted[assignment] = reason
-        self._readiness.obstruct(assignment, reason)
-        log.error("partition_halted", partition=str(assignment.partition), reason=reason)
-
-    def _look_after_halted(self) -> None:
-        for assignment in [assignment for assignment in self._halted if not assignment.owned]:
-            del self._halted[assignment]
-            self._readiness.clear(assignment)
-        if self._halted and all(assignment in self._halted for assignment in self._source.owned()):
-            raise Halt("; ".join(f"{halted.partition}: {reason}" for halted, reason in self._halted.items()))
 
     async def _unless_lost(self, work: Coroutine[Any, Any, None], used: Sequence[Assignment]) -> None:
         """Cut the work off at once when a partition that it is for is lost."""
@@ -620,7 +461,7 @@ class Engine:
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
         self._readiness.obstruct("starting over", str(trouble))
-        affected = [*self._source.fetching(), *(a for a in (*self._held, *self._halted) if a.owned)]
+        affected = [*self._source.fetching(), *self._holding.owned()]
         self._source.use(affected)
         self._source.suspend(affected)
         if self._publication is not None:
@@ -701,7 +542,7 @@ class Engine:
         for assignment, step in steps.items():
             assignment.silent_below = step.silent_below
             assignment.known = True
-            if assignment in self._held or assignment in self._halted:
+            if assignment in self._holding:
                 assignment.position = step.start
             else:
                 self._source.begin(assignment, step.start)
@@ -764,8 +605,7 @@ class Engine:
 
     async def _close(self) -> None:
         self._readiness.close()
-        for _, timer in self._held.values():
-            timer.cancel()
+        self._holding.close()
         for task in self._recoveries:
             task.cancel()
         if self._recoveries:

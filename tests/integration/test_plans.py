@@ -55,8 +55,8 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
     numbers = list(range(BATCH))
     texts: list[str | None] = [None] * BATCH
     json, raw = ["{}"] * BATCH, [b"x"] * BATCH
-    kept = (numbers, numbers, numbers, known, texts, json, raw, raw, json, numbers, ["failed"] * BATCH, texts, raw)
-    kept = (*kept, ["bug"] * BATCH, ["handler_error"] * BATCH)
+    failed, why = ["failed"] * BATCH, ["bug"] * BATCH
+    kept = (numbers, numbers, numbers, known, texts, json, raw, raw, json, numbers, failed, texts, raw, why, why)
     for sql, args in (
         (inbox.CLAIM, (known, numbers, numbers, numbers)),
         (inbox.CLAIM, (new, numbers, numbers, numbers)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncpg
 import pytest
 from confluent_kafka import KafkaError
-
 from pydantic import SecretStr
 
 from processor import failures, postgres
@@ -14,7 +13,6 @@ from processor.config import (
     FailureSettings,
     HandlerSettings,
     KafkaSettings,
-    RetrySettings,
     Settings,
 )
 from processor.errors import ConfigError
@@ -90,7 +88,7 @@ def judge(**classes: str) -> Judge:
         Settings(
             consumer="c",
             topics=("t",),
-            handlers={"T": HandlerSettings(call="m:f", retry=RetrySettings(attempts=3)), "*": HandlerSettings(call="m:f")},
+            handlers={"T": HandlerSettings(call="m:f")},
             kafka=KafkaSettings(bootstrap_servers="x:1"),
             database=DatabaseSettings(url=SecretStr("postgresql://x")),
             failure=FailureSettings.model_validate({"classes": classes}),

@@ -1,0 +1,93 @@
+"""What is put on record before a message is tried: that somebody begins, in case nobody lives to tell how it ended.
+
+Only for messages with a history, for partitions whose owners keep dying, and for handlers that act outside. A
+message that has taken enough processes with it is not tried again: it is quarantined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor import failpoints, parking
+from processor.blame import Culprit
+from processor.effects import Effect, EffectDatabase
+from processor.errors import BatchAborted, ConnectionLost
+from processor.failures import Kind
+from processor.handling import Watch
+from processor.records import Failure
+
+if TYPE_CHECKING:
+    from processor.config import Settings
+    from processor.consumer import Source
+    from processor.inbox import Inbox
+    from processor.postgres import Session
+    from processor.records import Record
+
+log = structlog.get_logger()
+
+
+class Attempts:
+    def __init__(self, settings: Settings, source: Source, session: Session, inbox: Inbox) -> None:
+        self._quarantine_after = settings.failure.quarantine_after
+        self._parks = settings.failure.policy == "park-key"
+        self._renew_seconds = settings.effects.lease_ms / 3000
+        self._reap_seconds = settings.effects.reap_ms / 1000
+        self._source = source
+        self._session = session
+        self._inbox = inbox
+
+    async def begin(self, record: Record) -> None:
+        """Put the start of an attempt on record; with a handler that acts outside, make the attempt."""
+        if record.failure is not None or record.effect is not None or not record.in_inbox:
+            return
+        acts = record.route is not None and record.route.effect
+        async with self._session.use() as connection:
+            await parking.sort_out(connection, [record], park=self._parks)
+            if record.parked or not await self._inbox.start(connection, record, leased=acts):
+                return  # it waits, is done, or someone else has it: the claim tells
+        died = max(record.starts, record.assignment.fruitless) if record.starts else 0
+        if died >= self._quarantine_after:
+            record.failure = Failure("quarantined", f"{died} processes that tried it came to no end", kind=Kind.BUG)
+        elif acts:
+            failpoints.reach("after_intent")
+            record.effect = await self._act(record)
+            failpoints.reach("after_effect")
+
+    async def reap(self) -> None:
+        """For as long as we live: return what was leased by the dead."""
+        while True:
+            await asyncio.sleep(self._reap_seconds)
+            sources = [assignment.source for assignment in self._source.owned() if assignment.known]
+            try:
+                async with self._session.use() as connection:
+                    for message_id in await self._inbox.reap(connection, sources):
+                        log.warning("lease_expired", message_id=message_id)
+            except (BatchAborted, ConnectionLost) as trouble:
+                log.debug("nothing_reaped", reason=str(trouble))
+
+    async def _act(self, record: Record) -> Effect:
+        """Call the handler, and keep its lease alive meanwhile."""
+        assert record.route is not None
+        effect = Effect()
+        renewal = asyncio.create_task(self._renew(record))
+        try:
+            with Watch() as watch:
+                effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
+        except Exception as error:
+            raise Culprit(0, error) from error
+        finally:
+            renewal.cancel()
+        return effect
+
+    async def _renew(self, record: Record) -> None:
+        while True:
+            await asyncio.sleep(self._renew_seconds)
+            try:
+                async with self._session.use() as connection:
+                    if not await self._inbox.renew(connection, record):
+                        return  # the claim will tell who has it
+            except (BatchAborted, ConnectionLost) as trouble:
+                log.warning("lease_not_renewed", message_id=record.message.id, reason=str(trouble))

@@ -1,0 +1,184 @@
+"""Messages that failed, and partitions that wait: for the next try of one of theirs, or for an operator.
+
+A partition that waits is paused, and what was read ahead of it is forgotten: it costs no memory however long it
+takes, polling goes on, and the other partitions with it. Then it is read again from where its ledger stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor import failures
+from processor.errors import Halt
+from processor.failures import Kind
+
+if TYPE_CHECKING:
+    from processor.blame import Batch, Exhausted, Wait
+    from processor.config import Settings
+    from processor.consumer import Assignment, Source
+    from processor.failures import Judge
+    from processor.inbox import Inbox
+    from processor.postgres import Session
+    from processor.readiness import Readiness
+    from processor.records import Failure, Record
+
+log = structlog.get_logger()
+
+# An outage is first asked about after up to 0.4 s.
+OUTAGE_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    seconds: float
+    reason: str
+    outage: bool
+
+
+class Holding:
+    def __init__(
+        self, settings: Settings, source: Source, session: Session, inbox: Inbox, judge: Judge, readiness: Readiness
+    ) -> None:
+        self._halts = settings.failure.policy == "halt"
+        self._source = source
+        self._session = session
+        self._inbox = inbox
+        self._judge = judge
+        self._readiness = readiness
+        self._new: dict[Assignment, Hold] = {}
+        self._held: dict[Assignment, asyncio.TimerHandle] = {}
+        self._halted: dict[Assignment, str] = {}
+
+    def __contains__(self, assignment: Assignment) -> bool:
+        return assignment in self._held or assignment in self._halted
+
+    def owned(self) -> list[Assignment]:
+        """Those that wait and are still ours."""
+        return [assignment for assignment in (*self._held, *self._halted) if assignment.owned]
+
+    async def blame(self, batch: Batch, record: Record, error: Exception) -> bool:
+        """One record could not be processed: it fails, or its partition waits; True if it is tried again."""
+        if record.failure is not None:
+            raise Halt(f"{record.coordinates}: not even its failure can be stored: {error}") from error
+        kind = self._judge.kind(error)
+        reason = f"{record.handler}: {type(error).__name__}: {error}"
+        if kind is Kind.OUTAGE:
+            self._postpone(batch, record.assignment, record.message.offset, reason, getattr(error, "after", None))
+            return False
+        failure = self._judge.verdict(record, error)
+        if failure is None:
+            delay = self._judge.delay(record, error)
+            await self._note(record, failures.failure_of(error, kind), delay)
+            self._postpone(batch, record.assignment, record.message.offset, reason, delay, outage=False)
+            return True
+        if self._halts:
+            self._halt_at(batch, record, failure)
+        else:
+            record.failure = failure
+            batch.found()
+        return False
+
+    def wait(self, batch: Batch, wait: Wait) -> None:
+        for assignment in wait.assignments:
+            self._postpone(batch, assignment, 0, str(wait), wait.seconds, outage=wait.outage)
+
+    def exhausted(self, batch: Batch, exhausted: Exhausted) -> None:
+        self._halt(batch, exhausted.assignment, 0, str(exhausted))
+
+    def sort_out(self, batch: Batch, records: Sequence[Record]) -> None:
+        """By policy, a partition goes no further than to a record that cannot even be decoded."""
+        if self._halts:
+            for record in records:
+                if record.failure is not None:
+                    self._halt_at(batch, record, record.failure)
+
+    def begin(self) -> None:
+        """Let the waiting begin. Only after the batch: what it still committed has moved the position to go on from."""
+        for assignment, hold in self._new.items():
+            log.info(
+                "partition_held",
+                partition=str(assignment.partition),
+                seconds=round(hold.seconds, 3),
+                reason=hold.reason,
+            )
+            if hold.outage:
+                self._readiness.obstruct(assignment, hold.reason)
+            timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
+            self._held[assignment] = timer
+        self._new.clear()
+
+    def advanced(self, assignment: Assignment) -> None:
+        if assignment.outages:
+            assignment.outages = 0
+            self._readiness.clear(assignment)
+
+    def look(self) -> None:
+        """Raises Halt if nothing is left that could go on."""
+        for assignment in [assignment for assignment in self._halted if not assignment.owned]:
+            del self._halted[assignment]
+            self._readiness.clear(assignment)
+        if self._halted and all(assignment in self._halted for assignment in self._source.owned()):
+            raise Halt("; ".join(f"{halted.partition}: {reason}" for halted, reason in self._halted.items()))
+
+    def close(self) -> None:
+        for timer in self._held.values():
+            timer.cancel()
+
+    async def _note(self, record: Record, failure: Failure, delay: float) -> None:
+        """Count the attempt where it survives whatever happens to us."""
+        if record.in_inbox:
+            async with self._session.use() as connection:
+                await self._inbox.note(connection, record, failure)
+        else:
+            record.attempts += 1
+            record.assignment.attempts[record.message.offset] = record.attempts
+        log.info(
+            "message_retried",
+            message_id=record.message.id,
+            at=record.coordinates,
+            attempt=record.attempts,
+            seconds=round(delay, 3),
+            reason=failure.detail,
+        )
+
+    def _postpone(
+        self,
+        batch: Batch,
+        assignment: Assignment,
+        offset: int,
+        reason: str,
+        seconds: float | None,
+        *,
+        outage: bool = True,
+    ) -> None:
+        """Leave a partition alone from this offset on."""
+        if outage:
+            assignment.outages += 1
+        if seconds is None:
+            seconds = failures.backoff(assignment.outages + OUTAGE_TRIES)
+        batch.leave(assignment, offset)
+        self._source.suspend([assignment])
+        self._new[assignment] = Hold(seconds, reason, outage)
+
+    def _resume(self, assignment: Assignment) -> None:
+        del self._held[assignment]
+        if assignment.owned:
+            self._source.begin(assignment, assignment.position)
+        else:
+            self._readiness.clear(assignment)
+
+    def _halt_at(self, batch: Batch, record: Record, failure: Failure) -> None:
+        self._halt(batch, record.assignment, record.message.offset, f"{record.coordinates}: {failure.detail}")
+
+    def _halt(self, batch: Batch, assignment: Assignment, offset: int, reason: str) -> None:
+        """Go no further in a partition until an operator has looked at it; the others go on."""
+        batch.leave(assignment, offset)
+        self._source.suspend([assignment])
+        self._halted[assignment] = reason
+        self._readiness.obstruct(assignment, reason)
+        log.error("partition_halted", partition=str(assignment.partition), reason=reason)
