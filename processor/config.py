@@ -448,6 +448,23 @@ class Settings(BaseSettings):
             raise ValueError('names no handler; add a line such as OrderPlaced = "module:function"')
         return handlers
 
+    @model_validator(mode="after")
+    def _dead_letters_go_elsewhere(self) -> Settings:
+        for topic in self.topics:
+            name = self.dead_letter_topic(topic)
+            if name in self.topics:
+                raise PydanticCustomError(
+                    "properties",
+                    "dead letters",
+                    {"refused": [("failure.dead_letter_topic", f"{name} is read by this consumer: an endless loop")]},
+                )
+            if name is not None and len(name) > 249:
+                reason = f"{name[:40]}… has {len(name)} characters, 249 at most"
+                raise PydanticCustomError(
+                    "properties", "dead letters", {"refused": [("failure.dead_letter_topic", reason)]}
+                )
+        return self
+
     def dead_letter_topic(self, topic: str) -> str | None:
         """Where failed messages of this topic go, besides their rows."""
         name = self.failure.dead_letter_topic

@@ -159,6 +159,12 @@ BAD = {
     "dead letters into the input topic": Bad(
         "failure.dead_letter_topic", "come in again", failing('[failure]\ndead_letter_topic = "{topic}"')
     ),
+    "dead letters into a topic that is read too": Bad(
+        "failure.dead_letter_topic", "endless loop", failing('[failure]\ndead_letter_topic = "orders"')
+    ),
+    "dead-letter topic whose name gets too long": Bad(
+        "failure.dead_letter_topic", "249 at most", failing(f'[failure]\ndead_letter_topic = "{{topic}}{"x" * 248}"')
+    ),
     "quarantine at the first start": Bad(
         "failure.quarantine_after", "greater than or equal to 2", failing("[failure]\nquarantine_after = 1")
     ),
