@@ -7,6 +7,7 @@ message that has taken enough processes with it is not tried again: it is quaran
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -39,21 +40,31 @@ class Attempts:
         self._session = session
         self._inbox = inbox
 
-    async def begin(self, record: Record) -> None:
-        """Put the start of an attempt on record; with a handler that acts outside, make the attempt."""
-        if record.failure is not None or record.effect is not None or not record.in_inbox:
-            return
-        acts = record.route is not None and record.route.effect
+    async def begin(self, records: Sequence[Record]) -> None:
+        """Put the start of attempts on record; with handlers that act outside, make them.
+
+        Raises Culprit for the first that fails.
+        """
+        to_act: dict[object, list[int]] = {}  # by key, which is where order matters
         async with self._session.use() as connection:
-            await parking.sort_out(connection, [record], park=self._parks)
-            if record.parked or not await self._inbox.start(connection, record, leased=acts):
-                return  # it waits, is done, or someone else has it: the claim tells
-        died = max(record.starts, record.assignment.fruitless) if record.starts else 0
-        if died >= self._quarantine_after:
-            record.failure = Failure("quarantined", f"{died} processes that tried it came to no end", kind=Kind.BUG)
-        elif acts:
+            await parking.sort_out(connection, records, park=self._parks)
+            for index, record in enumerate(records):
+                if record.failure is not None or record.effect is not None or record.foreign or record.parked:
+                    continue
+                if not await self._inbox.start(connection, record, leased=record.acts):
+                    continue  # it is done, or someone else has it: the claim tells
+                died = max(record.starts, record.assignment.fruitless) if record.starts else 0
+                if died >= self._quarantine_after:
+                    record.failure = Failure(
+                        "quarantined", f"{died} processes that tried it came to no end", kind=Kind.BUG
+                    )
+                elif record.acts:
+                    key = record.message.key
+                    place = index if key is None else (record.assignment.source, key)
+                    to_act.setdefault(place, []).append(index)
+        if to_act:
             failpoints.reach("after_intent")
-            record.effect = await self._act(record)
+            await self._act_all(records, list(to_act.values()))
             failpoints.reach("after_effect")
 
     async def reap(self) -> None:
@@ -68,6 +79,23 @@ class Attempts:
             except (BatchAborted, ConnectionLost) as trouble:
                 log.debug("nothing_reaped", reason=str(trouble))
 
+    async def _act_all(self, records: Sequence[Record], lanes: Sequence[Sequence[int]]) -> None:
+        failed: dict[int, Exception] = {}
+
+        async def act(lane: Sequence[int]) -> None:
+            for index in lane:
+                try:
+                    records[index].effect = await self._act(records[index])
+                except Exception as error:
+                    failed[index] = error
+                    return  # what comes after it waits
+
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes:
+                group.create_task(act(lane))
+        for index in sorted(failed):
+            raise Culprit(index, failed[index]) from failed[index]
+
     async def _act(self, record: Record) -> Effect:
         """Call the handler, and keep its lease alive meanwhile."""
         assert record.route is not None
@@ -76,8 +104,6 @@ class Attempts:
         try:
             with Watch() as watch:
                 effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
-        except Exception as error:
-            raise Culprit(0, error) from error
         finally:
             renewal.cancel()
         return effect

@@ -69,10 +69,14 @@ class HandlerError(Exception):
 
 
 class Batch:
-    """The records of a batch that have no outcome yet, in order; `part` is what to try next."""
+    """The records of a batch that have no outcome yet, in order; `part` is what to try next.
 
-    def __init__(self, records: list[Record]) -> None:
+    Of those that act outside so many are tried together; any other that is to be alone is alone.
+    """
+
+    def __init__(self, records: list[Record], together: int = 1) -> None:
         self._rest = records
+        self._together = together
         self._suspects = 0  # so many of the first are known to have a bad one among them
         self._limit: int | None = None
         self._size = 0
@@ -80,14 +84,17 @@ class Batch:
         self.attribute = False  # find out which message a queued write is of
 
     def part(self) -> list[Record]:
-        """Empty when all is done. Records that run alone are alone in it."""
+        """Empty when all is done."""
         size = len(self._rest) if self._suspects == 0 else max(1, self._suspects // 2)
         if self._limit is not None:
             size = min(size, self._limit)
         part = self._rest[:size]
         lone = next((index for index, record in enumerate(part) if record.alone), None)
-        if lone is not None:
-            part = part[: max(1, lone)]
+        if lone == 0:
+            acting = next((index for index, record in enumerate(part) if not record.acts), len(part))
+            part = part[: max(1, min(acting, self._together))]
+        elif lone is not None:
+            part = part[:lone]
         self._size = len(part)
         return part
 

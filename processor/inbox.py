@@ -137,6 +137,9 @@ NOTE = """
     RETURNING attempts, first_failed_at
 """
 
+# A type without inbox has a row only while it is in trouble.
+FORGET = "DELETE FROM inbox WHERE key = ANY ($1::uuid[]) AND status = 'pending'"
+
 RENEW = """
     UPDATE inbox SET lease_until = now() + $3::interval
     WHERE key = $1 AND status = 'processing' AND lease_owner = $2 RETURNING 1
@@ -271,15 +274,16 @@ class Inbox:
 
         Leased, the message is ours alone until it is done or the lease runs out.
         """
+        id_ = _row_id(record)
         row = await connection.fetchrow(
             START,
-            record.key.hex(),
+            self._key_of(id_).hex(),
             record.assignment.source,
             record.message.offset,
             record.payload_hash,
             record.assignment.epoch,
             "processing" if leased else "pending",
-            record.message.id,
+            id_,
             record.message.type,
             record.message.key,
             self._owner,
@@ -287,10 +291,16 @@ class Inbox:
         )
         if row is None:
             return False
-        record.attempts, record.starts = row["attempts"], row["starts"] - 1
+        record.attempts, record.starts = max(record.attempts, row["attempts"]), row["starts"] - 1
         record.first_failed_at = row["first_failed_at"]
         record.message.attempt = record.attempts + 1
         return True
+
+    async def forget(self, connection: Connection[Row], records: Sequence[Record]) -> None:
+        """Those of types without inbox that are done: their starts are of no interest any more."""
+        done = [_row_id(record) for record in records if not record.in_inbox and not record.foreign]
+        if done:
+            await connection.execute(FORGET, _uuids(map(self._key_of, done)))
 
     async def note(self, connection: Connection[Row], record: Record, failure: Failure) -> None:
         """Keep an attempt that failed and will be followed by another one; Fenced if the message is not ours to try."""

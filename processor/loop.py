@@ -184,7 +184,7 @@ class Engine:
         """
         used = assignments_of(records)
         self._prepare(records)
-        batch = Batch(records)
+        batch = Batch(records, self._settings.concurrency)
         self._holding.sort_out(batch, records)
         try:
             while part := batch.part():
@@ -215,17 +215,17 @@ class Engine:
         """Some run alone: those that act outside, and all of a partition whose owners keep dying."""
         if self._routes.effects:
             for record in records:
-                record.alone = record.route is not None and record.route.effect
+                record.alone = record.acts
         for assignment in assignments_of(records):
             if assignment.caution or assignment.attempts:
                 for record in records:
                     if record.assignment is assignment:
-                        record.alone |= assignment.caution > 0
                         record.attempts = assignment.attempts.get(record.message.offset, 0)
+                        record.alone |= assignment.caution > 0 or record.attempts > 0
 
     async def _try(self, batch: Batch, part: list[Record]) -> None:
         if part[0].alone:
-            await self._attempts.begin(part[0])
+            await self._attempts.begin(part)
         await self._commit(batch, part)
 
     async def _commit(self, batch: Batch, records: list[Record]) -> None:
@@ -253,6 +253,8 @@ class Engine:
                 failpoints.reach("after_handlers")
                 await self._inbox.keep(connection, failed + parked, park=self._parks)
                 await self._inbox.keep_results(connection, work.results)
+                if records[0].alone:
+                    await self._inbox.forget(connection, records)
                 # The ledger row keeps the outputs of one batch: not to be overwritten before Kafka has them.
                 await self._published()
                 failpoints.reach("before_ledger")

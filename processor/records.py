@@ -134,6 +134,11 @@ class Record:
         return self.message.offset + 1
 
     @property
+    def acts(self) -> bool:
+        """Whether its handler acts outside of the database."""
+        return self.route is not None and self.route.effect
+
+    @property
     def handler(self) -> str:
         """Its name, for people."""
         return self.route.name if self.route else "no handler"
