@@ -12,7 +12,7 @@ import processor
 PACKAGE = Path(processor.__file__).parent
 MODULES = sorted(path for path in PACKAGE.glob("*.py"))
 
-CONFLUENT = {"check", "cluster", "consumer", "librdkafka", "transaction"}
+CONFLUENT = {"check", "cluster", "consumer", "librdkafka", "transaction", "dlq"}
 ASYNCPG = {"check", "migrate", "postgres"}
 # The parts that decide without any client, clock or thread; that is what makes them testable row by row.
 PURE = {"decode", "failpoints", "identity", "outputs", "records", "recovery"}

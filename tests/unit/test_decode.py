@@ -195,7 +195,7 @@ def test_redriven_record_is_the_message_that_its_header_names() -> None:
     settings = {"scope_by_type": True, "window_seconds": 60}
     headers = [("a", b"1"), ("message-id", b"m1"), ("type", b"T"), ("a", None)]
     once = decode(b"{}", headers=headers, settings=settings)
-    again = decode(b"{}", headers=[*headers, (REDRIVE, b"T:m1@1700000040")], settings=settings)
+    again = decode(b"{}", headers=[*headers, (REDRIVE, b"c:T:m1@1700000040")], settings=settings)
     assert not once.redriven
     assert again.redriven
     assert again.failure is None
@@ -207,13 +207,13 @@ def test_redriven_record_is_the_message_that_its_header_names() -> None:
 
 def test_redriven_record_needs_no_timestamp_and_no_other_id() -> None:
     settings = {"id": ("header:message-id",), "window_seconds": 60}
-    record = decode(b"{}", headers=[("type", b"T"), (REDRIVE, b"x")], timestamp_ms=None, settings=settings)
+    record = decode(b"{}", headers=[("type", b"T"), (REDRIVE, b"c:x")], timestamp_ms=None, settings=settings)
     assert record.failure is None
     assert record.message.id == "x"
 
 
 def test_last_of_several_redrives_counts_and_none_is_left() -> None:
-    record = decode(b"{}", headers=[(REDRIVE, b"one"), ("type", b"T"), (REDRIVE, b"two")])
+    record = decode(b"{}", headers=[(REDRIVE, b"c:one"), ("type", b"T"), (REDRIVE, b"c:two")])
     assert record.message.id == "two"
     assert list(record.message.headers) == [("type", b"T")]
 
@@ -224,8 +224,11 @@ def test_last_of_several_redrives_counts_and_none_is_left() -> None:
         (None, "missing_id"),
         (b"", "missing_id"),
         (b"\xff", "missing_id"),
-        (b"a\0b", "bad_id"),
-        (b"x" * (MAX_ID_CHARS + 1), "bad_id"),
+        (b"c", "missing_id"),
+        (b"c:", "missing_id"),
+        (b"m", "missing_id"),
+        (b"c:a\0b", "bad_id"),
+        (b"c:" + b"x" * (MAX_ID_CHARS + 1), "bad_id"),
     ],
 )
 def test_redrive_under_an_unusable_id_fails_under_the_coordinates(id_: bytes | None, expected: str) -> None:
@@ -236,8 +239,17 @@ def test_redrive_under_an_unusable_id_fails_under_the_coordinates(id_: bytes | N
     assert list(record.message.headers) == [("type", b"T"), ("message-id", b"m")]
 
 
+@pytest.mark.parametrize("value", [b"{}", b"not json", None])
+def test_redrive_for_another_consumer_is_not_for_us(value: bytes | None) -> None:
+    """Under its own idea of identity, this consumer has had the message already, or never will."""
+    record = decode(value, headers=[("type", b"T"), ("message-id", b"m"), (REDRIVE, b"other:m")])
+    assert record.foreign
+    assert record.failure is None
+    assert not record.in_inbox
+
+
 def test_redriven_record_that_is_still_bad_fails_under_its_id() -> None:
-    record = decode(b"not json", headers=[("type", b"T"), (REDRIVE, b"m")])
+    record = decode(b"not json", headers=[("type", b"T"), (REDRIVE, b"c:m")])
     assert reason(record) == "not_json"
     assert record.message.id == "m"
     assert record.failure is not None

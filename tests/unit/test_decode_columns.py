@@ -163,17 +163,18 @@ class Maker:
             "empty header id": headers(("message-id", b"")),
             "header twice": headers(("message-id", b"first"), ("message-id", b"second")),
             "many headers": headers(*((f"h{n}", bytes([n])) for n in range(50))),
-            "redriven": headers((REDRIVE, b"orders:3:17")),
+            "redriven": headers((REDRIVE, b"c:orders:3:17")),
             "redriven from elsewhere in the headers": lambda: replace(
-                self.plain(), of_headers=[(REDRIVE, b"r"), ("a", None)]
+                self.plain(), of_headers=[(REDRIVE, b"c:r"), ("a", None)]
             ),
-            "redriven without a type": lambda: replace(self.plain(None), of_headers=[(REDRIVE, "ü".encode())]),
-            "redriven twice": headers((REDRIVE, b"one"), ("a", b"1"), (REDRIVE, b"two"), ("a", b"2")),
+            "redriven without a type": lambda: replace(self.plain(None), of_headers=[(REDRIVE, "c:ü".encode())]),
+            "redriven twice": headers((REDRIVE, b"c:one"), ("a", b"1"), (REDRIVE, b"c:two"), ("a", b"2")),
+            "redriven for another consumer": headers((REDRIVE, b"other:m")),
             "redriven under nothing": headers((REDRIVE, None)),
             "redriven under an empty id": headers((REDRIVE, b"")),
             "redriven under what is no text": headers((REDRIVE, b"\xff")),
-            "redriven under a NUL": headers((REDRIVE, b"a\0b")),
-            "redriven under too long an id": headers((REDRIVE, b"y" * (MAX_ID_CHARS + 1))),
+            "redriven under a NUL": headers((REDRIVE, b"c:a\0b")),
+            "redriven under too long an id": headers((REDRIVE, b"c:" + b"y" * (MAX_ID_CHARS + 1))),
             "value that names the header": headers(("a", REDRIVE.encode())),
             "unreadable headers": raw(unreadable=True),
             "no headers": raw(of_headers=None),
@@ -337,7 +338,7 @@ def test_redriven_record_is_marked_and_its_neighbours_are_not() -> None:
     decoding = decoder(routes(), **CHAINS["both"])
     make = Maker(random.Random(0), "A")
     raws = [make.plain() for _ in range(PIECE)]
-    raws[7] = replace(raws[7], of_headers=[*(raws[7].of_headers or ()), (REDRIVE, b"A:e8@0")])
+    raws[7] = replace(raws[7], of_headers=[*(raws[7].of_headers or ()), (REDRIVE, b"c:A:e8@0")])
     records = decoding.decode_all(raws, ASSIGNMENT)
     assert [record.redriven for record in records] == [place == 7 for place in range(PIECE)]
     assert records[7].message.id == "A:e8@0"
