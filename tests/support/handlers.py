@@ -378,3 +378,12 @@ async def raise_state(message: Message[Any], db: Database) -> None:
     db.write(INSERT, _what(message))
     if calls[message.id] <= message.value["times"]:
         await db.execute(f"DO $$ BEGIN RAISE 'as told' USING ERRCODE = '{message.value['state']}'; END $$")
+
+
+async def reject_or_apply(message: Message[Any], db: Database) -> Output:
+    """Told by what it says, not by its id."""
+    what = _what(message)
+    if what in failing:
+        raise Reject(f"told to fail on {what}")
+    await db.execute(INSERT, what)
+    return Output(output_topic, {"what": what}, key=message.key)

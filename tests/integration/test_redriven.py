@@ -1,0 +1,57 @@
+"""A redrive that is killed in the middle and run again, with the service running: each message is applied once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import pytest
+
+from tests.integration.conftest import MakeBench
+from tests.support import handlers
+from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.deployments import PROJECT
+
+MESSAGES = 300
+RATE = 100  # a second: time to kill it
+
+
+async def until_applied(bench: Bench, count: int) -> None:
+    async with asyncio.timeout(SECONDS):
+        while len(await bench.effects()) < count:
+            await asyncio.sleep(0.02)  # nobody tells a bystander what is committed
+
+
+@pytest.mark.parametrize("identity", [["header:message-id"], ["offset"]], ids=["by header", "by offset"])
+async def test_redrive_killed_in_the_middle_and_run_again_applies_each_message_once(
+    bench: MakeBench, identity: list[str]
+) -> None:
+    b = bench(
+        {"T": "reject_or_apply"},
+        partitions=2,
+        message={"id": identity},
+        failure={"budget_consecutive": MESSAGES},
+    )
+    names = [f"w{n}" for n in range(MESSAGES)]
+    handlers.failing |= set(names)
+    b.send(Sent({"what": what}, what.encode(), id=what, partition=n % 2) for n, what in enumerate(names))
+    await b.run_until_done()
+    assert await b.effects() == []
+    handlers.failing.clear()
+
+    redrive = [sys.executable, "-m", "processor", "dlq", "redrive", str(b.config), "--all"]
+    async with b.running():
+        doomed = await asyncio.create_subprocess_exec(*redrive, "--rate", str(RATE), cwd=PROJECT)
+        await until_applied(b, MESSAGES // 10)
+        doomed.kill()
+        assert await doomed.wait() == -signal.SIGKILL
+        assert len(await b.effects()) < MESSAGES, "this was to happen in the middle"
+        again = await asyncio.create_subprocess_exec(*redrive, cwd=PROJECT)
+        assert await again.wait() == 0
+        await until_applied(b, MESSAGES)
+        await b.done()
+    assert sorted(await b.effects()) == sorted(names)
+    told = [value["what"] for _, value, _ in await asyncio.to_thread(b.outputs)]
+    assert sorted(told) == sorted(names)
+    assert {row["status"] for row in (await b.inbox()).values()} <= {"completed"}
