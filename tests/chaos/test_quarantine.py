@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 
 import pytest
@@ -59,6 +60,29 @@ def test_record_that_kills_the_process_is_quarantined_and_everything_else_is_don
     (letter,) = letters.read(deployed.bootstrap_servers, deployed.dead_letter_topic)
     assert (letter.notes["message-id"], letter.notes["reason"]) == (DEADLY, "quarantined")
     assert letter.value == records[int(DEADLY[1:])].payload()
+
+
+def test_message_that_was_under_way_at_one_death_is_tried_again_however_often_owners_came_and_went(
+    deployment: Deploy, start: Start
+) -> None:
+    """Orderly restarts and rebalances of an idle partition are nobody's death."""
+    deployed = deployment(
+        partitions=1,
+        settings={"handlers": {"T": "tests.support.faulty:apply"}, "failure": {"quarantine_after": 2}},
+    )
+    sql.execute(deployed.database, faulty_table.CREATE)
+    for _ in range(4):
+        idle = start(deployed)
+        idle.wait_for_partitions(1)
+        idle.terminate()
+        assert idle.wait() == 0, idle.tail()
+    sending.send(deployed.bootstrap_servers, deployed.input_topic, [Sent({"what": "m0"}, id="m0")])
+    doomed = start(deployed, failpoints="after_handlers=kill")
+    assert doomed.wait() == -signal.SIGKILL, doomed.tail()
+    start(deployed)
+    deployed.verifier().wait_until_done()
+    rows = sql.fetch(deployed.database, "SELECT status::text, error->>'message' AS error FROM inbox")
+    assert [tuple(row) for row in rows] == [("completed", None)]
 
 
 def survived(process: Process, verifier: Verifier) -> bool:

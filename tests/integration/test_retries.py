@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from processor import Reject, Retry, Unavailable
-from processor.errors import SetupError
+from processor.errors import Halt, SetupError
 from tests.conftest import Topics
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, letters
@@ -267,7 +267,7 @@ async def test_policy_halt_stops_the_partition_at_the_message_until_it_is_mended
         await b.done_with(1)
         assert b.committed().get(0) == 2
     (halted,) = events(logs, "partition_halted")
-    assert "m2" in str(halted), "it says which message"
+    assert f"{b.input}:0:2" in halted["reason"], "it says which message"
     assert halted["log_level"] in ("error", "critical")
     handlers.plans.clear()
     await b.run_until_done()
@@ -275,6 +275,24 @@ async def test_policy_halt_stops_the_partition_at_the_message_until_it_is_mended
     assert [what for what in written if what[1:].isdigit()] == [f"m{n}" for n in range(5)]
     assert len(written) == 5 + 50 + 1
     assert {row["status"] for row in (await b.inbox()).values()} == {"completed"}
+
+
+async def test_process_with_nothing_left_but_halted_partitions_ends_with_the_reason(bench: MakeBench) -> None:
+    b = bench("planned", failure={"policy": "halt"})
+    handlers.plans["m2"] = repeat(Reject("bad"))
+    b.send(numbered(5))
+    with pytest.raises(Halt, match=f"{b.input}:0:2: bad"):
+        await b.run_until_done()
+    assert await b.effects() == ["m0", "m1"]
+    assert b.committed() == {0: 2}
+
+
+async def test_undecodable_message_halts_its_partition_too(bench: MakeBench) -> None:
+    b = bench("planned", failure={"policy": "halt"})
+    b.send([*numbered(2), Sent(b"{", id="bad"), Sent({"what": "m3"}, id="m3")])
+    with pytest.raises(Halt, match=f"{b.input}:0:2"):
+        await b.run_until_done()
+    assert await b.effects() == ["m0", "m1"]
 
 
 TOO_MANY = [
