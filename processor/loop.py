@@ -245,13 +245,14 @@ class Engine:
                     self._settings, self._work_session, self._judge, records, claims, attribute=batch.attribute
                 )
                 work = await handling.run()
-                failed = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None and not r.parked]
-                parked = [r for r in map(records.__getitem__, claims.mine) if r.parked]
+                undone = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None or r.parked]
+                parked = [record for record in undone if record.parked]
+                failed = [record for record in undone if not record.parked]
                 self._check_budget(records, failed)
                 self._write_letters(work, failed)
                 await self._check_topics(work)
                 failpoints.reach("after_handlers")
-                await self._inbox.keep(connection, failed + parked, park=self._parks)
+                await self._inbox.keep(connection, undone, park=self._parks)
                 await self._inbox.keep_results(connection, work.results)
                 if records[0].alone:
                     await self._inbox.forget(connection, records)
@@ -275,7 +276,7 @@ class Engine:
         failpoints.reach("after_postgres_commit")
         self._turns.committed()
         self._advanced(shares, records, failed)
-        parking.remember(failed + parked, park=self._parks)
+        parking.remember(undone, park=self._parks)
         self._publish(shares, work)
         self._count(records, claims, failed, parked, work)
 

@@ -35,7 +35,7 @@ UNFINISHED = """
     ORDER BY k.source, k.parked_key, first."offset"
 """
 
-_failure = attrgetter("failure")
+_assignment, _failure, _parked = attrgetter("assignment"), attrgetter("failure"), attrgetter("parked")
 
 
 async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -> None:
@@ -49,10 +49,11 @@ async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -
 
 async def sort_out(connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
     """Mark the records that have to wait. `park`: also behind those that fail in this very batch."""
-    for record in records:
-        if record.parked:
+    if any(map(_parked, records)):  # in an earlier try
+        for record in records:
             record.parked = False
-    if not any(record.assignment.parked_keys for record in records) and not (park and any(map(_failure, records))):
+    may_be = any(assignment.parked_keys for assignment in set(map(_assignment, records)))
+    if not may_be and not (park and any(map(_failure, records))):
         return
     waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by source and key: the inbox keys of what is not done
     asked = {

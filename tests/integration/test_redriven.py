@@ -19,7 +19,9 @@ RATE = 100  # a second: time to kill it
 
 async def until_applied(bench: Bench, count: int) -> None:
     async with asyncio.timeout(SECONDS):
-        while len(await bench.effects()) < count:
+        while True:
+            if len(await bench.effects()) >= count:
+                return
             await asyncio.sleep(0.02)  # nobody tells a bystander what is committed
 
 
