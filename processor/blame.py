@@ -81,7 +81,6 @@ class Batch:
         self._limit: int | None = None
         self._size = 0
         self.tries = 0  # of the same part, nobody being at fault
-        self.attribute = False  # find out which message a queued write is of
 
     def part(self) -> list[Record]:
         """Empty when all is done."""
@@ -100,7 +99,6 @@ class Batch:
 
     def committed(self) -> None:
         self.tries = 0
-        self.attribute = False
         self._rest = self._rest[self._size :]
         self._suspects = max(0, self._suspects - self._size)
         self._limit = None
@@ -121,7 +119,6 @@ class Batch:
     def found(self) -> None:
         """Who was at fault is known: no need to look any further."""
         self.tries = 0
-        self.attribute = False
         self._suspects = 0
         self._limit = None
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from processor.blame import Culprit
+from processor.sqlstates import is_about_data
+
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
     from asyncpg.prepared_stmt import PreparedStatement
@@ -75,25 +78,26 @@ def _is_transaction_command(sql: str) -> bool:
 
 
 class _Group:
-    """Queued calls that are sent together. Rows that were withdrawn are None."""
+    """Queued calls that are sent together, each with the message it is for. Rows that were withdrawn are None."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.rows: list[tuple[Any, ...] | None] = []
+        self.owners: list[int | None] = []
 
-    async def run(self, statements: Statements) -> None:
-        rows = [row for row in self.rows if row is not None]
-        if rows:
-            await self._send(statements, rows)
-
-    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         raise NotImplementedError
+
+    def failure(self, error: Exception) -> QueuedWriteFailed:
+        failed = QueuedWriteFailed(f"queued {self.what.strip()[:60]!r}: {error}")
+        failed.__cause__ = error
+        return failed
 
 
 class _Each(_Group):
     """`write`: the statement runs once per row."""
 
-    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         statement = await statements.prepare(self.what)
         if len(rows) == 1:
             await statement.fetch(*rows[0])
@@ -104,7 +108,7 @@ class _Each(_Group):
 class _Arrays(_Group):
     """`collect`: the statement runs once, with one array per argument."""
 
-    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         statement = await statements.prepare(self.what)
         await statement.fetch(*map(list, zip(*rows, strict=True)))
 
@@ -117,28 +121,41 @@ class _Copy(_Group):
         self._table = table
         self._columns = columns
 
-    async def _send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         schema, _, table = self._table.rpartition(".")
         await statements.connection.copy_records_to_table(
             table, records=rows, columns=self._columns, schema_name=schema or None
         )
 
 
-class Queue:
-    """What was queued in the open transaction and not yet sent; shared by all that serve messages in it."""
+# Told of a message whose write Postgres refuses; raises if the batch cannot go on without the message.
+Refused = Callable[[int, Exception], None]
 
-    def __init__(self, statements: Statements) -> None:
+
+class Queue:
+    """What was queued in the open transaction and not yet sent; shared by all that serve messages in it.
+
+    With `refused` it is careful: what is sent can be taken back by itself, so that it can be sent in halves until it
+    is known whose write it is that Postgres refuses.
+    """
+
+    def __init__(self, statements: Statements, refused: Refused | None = None) -> None:
         self.statements = statements
         self.one_at_a_time = asyncio.Lock()
         self.last_sent = asyncio.get_running_loop().time()
         self.flushes = 0
+        self._refused = refused
+        self._reached: set[int | None] = set()  # messages of which Postgres has seen something; only if careful
         self._open = True
         self._failed: QueuedWriteFailed | None = None
         self._groups: list[_Group] = []
+        self._sending: list[_Group] = []
         self._newest_group_of: dict[object, int] = {}
         self._newest_group_of_key: dict[object, int] = {}
 
-    def put(self, key: object, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> tuple[_Group, int]:
+    def put(
+        self, owner: int | None, key: object, what: object, make: Callable[[], _Group], row: tuple[Any, ...]
+    ) -> tuple[_Group, int]:
         """Add to the newest group of its kind, unless that would overtake something queued for the same key."""
         index = self._newest_group_of.get(what)
         if index is None or self._newest_group_of_key.get(key, -1) > index:
@@ -146,6 +163,7 @@ class Queue:
             self._groups.append(make())
         group = self._groups[index]
         group.rows.append(row)
+        group.owners.append(owner)
         self._newest_group_of_key[key] = index
         return group, len(group.rows) - 1
 
@@ -158,21 +176,69 @@ class Queue:
         if self._failed is not None:
             raise self._failed
 
+    def reach(self, owner: int | None) -> None:
+        """Postgres is going to see something of this message."""
+        if self._refused is not None:
+            self._reached.add(owner)
+
+    def withdraw(self, owner: int) -> bool:
+        """Undo what is queued for a message; False if Postgres has seen some of it."""
+        if owner in self._reached:
+            return False
+        for group in (*self._sending, *self._groups):
+            for index, one in enumerate(group.owners):
+                if one == owner:
+                    group.rows[index] = None
+        return True
+
     async def flush(self) -> None:
         self.raise_failure()
         if not self._groups:
             return
-        groups, self._groups = self._groups, []
+        self._sending, self._groups = self._groups, []
         self._newest_group_of.clear()
         self._newest_group_of_key.clear()
         self.flushes += 1
         self.note_sent()
-        for group in groups:
+        for group in self._sending:
             try:
-                await group.run(self.statements)
+                where = [index for index, row in enumerate(group.rows) if row is not None]
+                if where and self._refused is not None:
+                    await self._send_carefully(group, where)
+                elif where:
+                    await group.send(self.statements, [row for row in group.rows if row is not None])
+            except Culprit:
+                raise
             except Exception as error:
-                self._failed = QueuedWriteFailed(f"queued {group.what.strip()[:60]!r}: {error}")
+                self._failed = group.failure(error)
                 raise self._failed from error
+        self._sending = []
+
+    async def _send_carefully(self, group: _Group, where: list[int]) -> None:
+        """Send the rows in these places; those that are refused, and nobody else's, stay out."""
+        assert self._refused is not None
+        connection = self.statements.connection
+        rows = [row for row in map(group.rows.__getitem__, where) if row is not None]
+        await connection.execute("SAVEPOINT queued")
+        try:
+            await group.send(self.statements, rows)
+        except Exception as error:
+            owner = group.owners[where[0]]
+            if not is_about_data(error) or (len(where) == 1 and owner is None):
+                raise
+            await connection.execute("ROLLBACK TO SAVEPOINT queued; RELEASE SAVEPOINT queued")
+            if len(where) == 1:
+                assert owner is not None
+                self._refused(owner, group.failure(error))
+                return
+            middle = len(where) // 2
+            for half in (where[:middle], where[middle:]):
+                left = [index for index in half if group.rows[index] is not None]
+                if left:
+                    await self._send_carefully(group, left)
+        else:
+            await connection.execute("RELEASE SAVEPOINT queued")
+            self._reached.update(map(group.owners.__getitem__, where))
 
     def note_sent(self) -> None:
         self.last_sent = asyncio.get_running_loop().time()
@@ -193,6 +259,7 @@ class Database:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._key: object = None
+        self._owner: int | None = None
         self._queued: list[tuple[_Group, int]] = []  # by the message being served
         self._flushes = 0
         self._sent = False  # whether it has sent anything to Postgres
@@ -245,9 +312,10 @@ class Database:
 
     # --- for the engine ---
 
-    def serve(self, key: object) -> None:
-        """What follows is done for a message with this key."""
+    def serve(self, key: object, owner: int | None = None) -> None:
+        """What follows is done for a message with this key; `owner` is its place in the batch."""
         self._key = key
+        self._owner = owner
         self._queued = []
         self._flushes = self._queue.flushes
         self._sent = False
@@ -271,12 +339,13 @@ class Database:
 
     def _put(self, sql: str, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> Queued:
         self._queue.check(sql)
-        self._queued.append(self._queue.put(self._key, what, make, row))
+        self._queued.append(self._queue.put(self._owner, self._key, what, make, row))
         return QUEUED
 
     async def _ready(self, sql: str) -> PreparedStatement[Record]:
         self._queue.check(sql)
         await self._queue.flush()
         self._sent = True
+        self._queue.reach(self._owner)
         self._queue.note_sent()
         return await self._queue.statements.prepare(sql)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from processor import postgres
+from processor import sqlstates
 from processor.errors import ConfigError
 from processor.importing import resolve
 from processor.records import Failure
@@ -85,11 +85,11 @@ class Judge:
 
     def kind(self, error: BaseException) -> Kind:
         """What the configuration says comes before what is built in."""
-        for one in postgres.chain(error):
+        for one in sqlstates.chain(error):
             for type_, kind in self._types:
                 if isinstance(one, type_):
                     return kind
-        state = postgres.sqlstate(error) or ""
+        state = sqlstates.sqlstate(error) or ""
         for length in range(len(state), 1, -1):
             if state[:length] in self._states:
                 return self._states[state[:length]]
@@ -98,11 +98,11 @@ class Judge:
         for type_, kind in _BUILT_IN.items():
             if isinstance(error, type_):
                 return kind
-        if postgres.is_outage(error):
+        if sqlstates.is_outage(error):
             return Kind.OUTAGE
-        if postgres.is_transient(error):
+        if sqlstates.is_transient(error):
             return Kind.TRANSIENT
-        return Kind.POISON if postgres.is_bad_value(error) else Kind.BUG
+        return Kind.POISON if sqlstates.is_bad_value(error) else Kind.BUG
 
     def verdict(self, record: Record, error: Exception) -> Failure | None:
         """Why the message fails for good now; None if it does not, or not yet."""
@@ -129,7 +129,7 @@ class Judge:
 def failure_of(error: BaseException, kind: Kind) -> Failure:
     if isinstance(error, Reject):
         return Failure("rejected", _text(str(error)), exception=type(error).__name__)
-    state = postgres.sqlstate(error)
+    state = sqlstates.sqlstate(error)
     detail = f"{type(error).__name__}: {error}" + (f" (SQLSTATE {state})" if state else "")
     trace = "".join(traceback.format_exception(error))
     reason = "timed_out" if isinstance(error, HandlerTimeout) else "handler_error"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
-from processor import dispatch, outputs, postgres
+from processor import dispatch, outputs, sqlstates
 from processor.blame import Again, Culprit, HandlerError
 from processor.database import Database, Queue
 from processor.errors import ProcessorError
@@ -61,11 +61,10 @@ class Handling:
         records: Sequence[Record],
         claims: Claims,
         *,
-        attribute: bool,
+        careful: bool,
     ) -> None:
         self._session = session
         self._judge = judge
-        self._attribute = attribute  # send what each message queued at once, to see whose it is that fails
         # Where a failure has consequences for what comes after it, the batch is run again with it.
         self._fails_in_place = settings.failure.policy == "dead-letter"
         self._records = records
@@ -73,7 +72,8 @@ class Handling:
         self._concurrency = settings.concurrency
         self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
         self._max_output = max_output(settings)
-        self._queue = Queue(session.statements)
+        self._queue = Queue(session.statements, self._refused if careful else None)
+        self._serving: set[int] = set()
         self._work = Work()
         self._troubles: list[Exception] = []
 
@@ -158,32 +158,49 @@ class Handling:
             raise Again(f"{record.coordinates}: became free only now")
         if database.quiet_for() > self._idle_at_most:
             await database.stay_awake()
-        database.serve(record if message.key is None else (message.partition, message.key))
+        database.serve(record if message.key is None else (message.partition, message.key), index)
+        self._serving.add(index)
         try:
             if record.effect is not None:
                 value = record.effect.apply(database)
             else:
                 value = await watch.call(route, message, database)
-            if self._attribute:
-                await self._queue.flush()
             self._queue.raise_failure()
             self._collect(dispatch.given_for_one(record, value))
         except Exception as error:
-            if not self._attribute:
-                self._queue.raise_failure()
-            if isinstance(error, ProcessorError) or self._session.broken(error) or postgres.is_bystander(error):
+            self._queue.raise_failure()
+            if (
+                isinstance(error, ProcessorError | Culprit)
+                or self._session.broken(error)
+                or sqlstates.is_bystander(error)
+            ):
                 raise
-            if not self._fail_in_place(index, database, error):
-                raise Culprit(index, error) from error
+            self._fail(index, error, database.withdraw)
+        finally:
+            self._serving.discard(index)
 
-    def _fail_in_place(self, index: int, database: Database, error: Exception) -> bool:
-        """Let the message fail and the batch go on, if that can be: what it only queued is taken back."""
+    def _refused(self, index: int, error: Exception) -> None:
+        """A write that this message queued is refused: it fails, with all else that it gave."""
+        if index in self._serving:  # nobody knows what it is going to do yet
+            raise Culprit(index, error) from error
+        self._fail(index, error, lambda: self._queue.withdraw(index))
+        record, work = self._records[index], self._work
+        if record.assignment in work.outgoing:
+            work.outgoing[record.assignment] = [
+                output for output in work.outgoing[record.assignment] if output.source_offset != record.message.offset
+            ]
+        work.results = [(one, result) for one, result in work.results if one is not record]
+
+    def _fail(self, index: int, error: Exception, withdraw: Callable[[], bool]) -> None:
+        """Let the message fail and the batch go on; Culprit if that cannot be.
+
+        It can, if it fails for good and what it queued can be taken back; not if the same message comes again in
+        this batch: the later delivery is to get its try.
+        """
         failure = self._judge.verdict(self._records[index], error)
-        # If the same message comes again in this batch, the later delivery is to get its try.
-        if failure is None or not self._fails_in_place or index in self._claims.repeated or not database.withdraw():
-            return False
+        if failure is None or not self._fails_in_place or index in self._claims.repeated or not withdraw():
+            raise Culprit(index, error) from error
         self._records[index].failure = failure
-        return True
 
     def _collect(self, given: Given) -> None:
         """Encode what a handler gave. What Kafka would refuse is refused now: later there is no way back."""

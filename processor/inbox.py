@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from processor import postgres
+from processor import sqlstates
 from processor.blame import Cut
 from processor.errors import Fenced
 from processor.records import Failure, Headers, Record
@@ -465,7 +465,7 @@ async def _copy(connection: Connection[Row], records: Sequence[Record]) -> bool:
     try:
         await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
     except Exception as error:
-        if not postgres.is_known_key(error):
+        if not sqlstates.is_known_key(error):
             raise
         await connection.execute(TAKE_BACK)
         return False

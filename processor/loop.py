@@ -22,7 +22,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dead_letters, failpoints, failures, identity, outputs, parking, postgres, recovery, slots
+from processor import (
+    dead_letters,
+    failpoints,
+    failures,
+    identity,
+    outputs,
+    parking,
+    postgres,
+    recovery,
+    slots,
+    sqlstates,
+)
 from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Unattributed, Wait
 from processor.budget import Budget
@@ -60,6 +71,8 @@ Trouble = (BatchAborted, Fenced, ConnectionLost)
 
 
 SHORTEST_WAIT_SECONDS = 0.2
+# After a queued write was refused, so many batches are sent in a way that tells whose it is if it happens again.
+CAREFUL_BATCHES = 64
 # So often a batch is run again in place when nobody is to blame; after that somebody is looked for.
 TRIES_IN_PLACE = 3
 
@@ -105,6 +118,7 @@ class Engine:
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}
         self._slot: int | None = None
+        self._careful = 0
         self._stopping = False
         self._backlog = False
         self._counts = Counts()
@@ -242,7 +256,7 @@ class Engine:
                 claims = await self._inbox.claim(connection, records)
                 failpoints.reach("after_claim")
                 handling = Handling(
-                    self._settings, self._work_session, self._judge, records, claims, attribute=batch.attribute
+                    self._settings, self._work_session, self._judge, records, claims, careful=self._careful > 0
                 )
                 work = await handling.run()
                 undone = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None or r.parked]
@@ -275,6 +289,7 @@ class Engine:
                 self._raise_attributed(error, batch, records)
         failpoints.reach("after_postgres_commit")
         self._turns.committed()
+        self._careful = CAREFUL_BATCHES if failed and self._careful else max(0, self._careful - 1)
         self._advanced(shares, records, failed)
         parking.remember(undone, park=self._parks)
         self._publish(shares, work)
@@ -361,7 +376,7 @@ class Engine:
             error = error.__cause__
         attributed = isinstance(error, ProcessorError | Culprit | Cut | Again | Wait | Exhausted)
         cause = error.error if isinstance(error, Culprit) else error
-        if postgres.is_deadlock(cause):
+        if sqlstates.is_deadlock(cause):
             self._turns.deadlocked()
         if self._work_session.broken(error) or (attributed and not isinstance(error, Culprit)):
             raise error
@@ -369,18 +384,18 @@ class Engine:
         if isinstance(error, BusyElsewhere):
             seconds = None if error.seconds is None else max(SHORTEST_WAIT_SECONDS, error.seconds)
             raise Wait(str(error), [error.record.assignment], seconds, outage=False) from error
-        if postgres.is_transient(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
+        if sqlstates.is_transient(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
             if not in_handler and isinstance(cause, TimeoutError):
                 raise ConnectionLost("the database does not answer in time") from error
             raise Again(text) from error
         if isinstance(error, Culprit):
             raise error
-        if postgres.is_outage(error) or (in_handler and self._judge.kind(error) is Kind.OUTAGE):
+        if sqlstates.is_outage(error) or (in_handler and self._judge.kind(error) is Kind.OUTAGE):
             raise Wait(text, assignments_of(records)) from error
-        if isinstance(error, QueuedWriteFailed) and not batch.attribute and self._settings.concurrency == 1:
-            batch.attribute = True
+        if isinstance(error, QueuedWriteFailed) and not self._careful:
+            self._careful = CAREFUL_BATCHES
             raise Again(text) from error
-        if not in_handler and not postgres.is_about_data(error) and not postgres.is_bystander(error):
+        if not in_handler and not sqlstates.is_about_data(error) and not sqlstates.is_bystander(error):
             raise error
         raise Unattributed(error) from error
 

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError
 from pydantic import SecretStr
 
-from processor import failures, postgres
+from processor import failures, sqlstates
 from processor.config import (
     DatabaseSettings,
     FailureSettings,
@@ -57,22 +57,22 @@ def test_kafka_error_asks_for_one_thing(
     ],
 )
 def test_postgres_error_is_transient_by_its_sqlstate(error: Exception, transient: bool) -> None:
-    assert postgres.is_transient(error) is transient
+    assert sqlstates.is_transient(error) is transient
 
 
 def test_error_wrapped_by_a_handler_is_still_seen() -> None:
     wrapped = RuntimeError("could not reserve")
     wrapped.__cause__ = asyncpg.DeadlockDetectedError("x")
-    assert postgres.is_transient(wrapped)
-    assert postgres.is_transient(ExceptionGroup("several", [ValueError(), wrapped]))
+    assert sqlstates.is_transient(wrapped)
+    assert sqlstates.is_transient(ExceptionGroup("several", [ValueError(), wrapped]))
     hidden = RuntimeError("while handling")
     hidden.__context__ = asyncpg.SerializationError("x")
-    assert postgres.is_transient(hidden)
+    assert sqlstates.is_transient(hidden)
 
 
 def test_a_statement_in_a_failed_transaction_blames_nobody() -> None:
-    assert postgres.is_bystander(asyncpg.InFailedSQLTransactionError("x"))
-    assert not postgres.is_bystander(ValueError("x"))
+    assert sqlstates.is_bystander(asyncpg.InFailedSQLTransactionError("x"))
+    assert not sqlstates.is_bystander(ValueError("x"))
 
 
 class Wallet(Exception):
