@@ -62,7 +62,8 @@ class Assignment:
     silent_below: int = 0
     users: int = 0  # batches, publications and recoveries at work on it
     known: bool = False  # it has been recovered before
-    fruitless: int = 0  # owners before us that came and went without committing a batch
+    working: bool = False  # it is on record that we have begun
+    fruitless: int = 0  # owners before us that began, and never committed a batch
     caution: int = 0  # so many records are run alone: one of them may have killed its owners
     outages: int = 0  # in a row
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from processor.blame import Culprit
-from processor.sqlstates import is_about_data
+from processor.sqlstates import StatementTimedOut, is_about_data
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -29,6 +29,10 @@ _TRANSACTION_COMMAND = re.compile(
 )
 
 _STATEMENTS_KEPT = 256
+# What may have to be taken back is sent in pieces: the fewer rows, the less is sent again; the fewer pieces, the better
+# for Postgres, which is slow with more than 64 savepoints in a transaction.
+CAREFUL_ROWS = 64
+CAREFUL_PIECES = 16
 
 
 class TransactionCommandError(Exception):
@@ -204,7 +208,11 @@ class Queue:
             try:
                 where = [index for index, row in enumerate(group.rows) if row is not None]
                 if where and self._refused is not None:
-                    await self._send_carefully(group, where)
+                    size = max(CAREFUL_ROWS, len(where) // CAREFUL_PIECES)
+                    for start in range(0, len(where), size):
+                        left = [index for index in where[start : start + size] if group.rows[index] is not None]
+                        if left:
+                            await self._send_carefully(group, left)
                 elif where:
                     await group.send(self.statements, [row for row in group.rows if row is not None])
             except Culprit:
@@ -266,22 +274,21 @@ class Database:
 
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
-        async with self._queue.one_at_a_time:
-            statement = await self._ready(sql)
+        async with self._ready(sql) as statement:
             await statement.fetch(*args)
             return statement.get_statusmsg() or ""
 
     async def fetch(self, sql: str, *args: Any) -> list[Record]:
-        async with self._queue.one_at_a_time:
-            return await (await self._ready(sql)).fetch(*args)
+        async with self._ready(sql) as statement:
+            return await statement.fetch(*args)
 
     async def fetchrow(self, sql: str, *args: Any) -> Record | None:
-        async with self._queue.one_at_a_time:
-            return await (await self._ready(sql)).fetchrow(*args)
+        async with self._ready(sql) as statement:
+            return await statement.fetchrow(*args)
 
     async def fetchval(self, sql: str, *args: Any) -> Any:
-        async with self._queue.one_at_a_time:
-            return await (await self._ready(sql)).fetchval(*args)
+        async with self._ready(sql) as statement:
+            return await statement.fetchval(*args)
 
     def write(self, sql: str, *args: Any) -> Queued:
         """Queue a statement whose answer is not needed; it runs before the next read, or at the end.
@@ -342,10 +349,36 @@ class Database:
         self._queued.append(self._queue.put(self._owner, self._key, what, make, row))
         return QUEUED
 
-    async def _ready(self, sql: str) -> PreparedStatement[Record]:
+    def _ready(self, sql: str) -> _Turn:
         self._queue.check(sql)
+        return _Turn(self, self._queue, sql)
+
+    async def prepare(self, sql: str) -> PreparedStatement[Record]:
+        """For a statement whose turn has come: what was queued before it goes first."""
         await self._queue.flush()
         self._sent = True
         self._queue.reach(self._owner)
         self._queue.note_sent()
         return await self._queue.statements.prepare(sql)
+
+
+class _Turn:
+    """One statement at a time on the one connection. A class, because a generator would make each call dearer."""
+
+    def __init__(self, database: Database, queue: Queue, sql: str) -> None:
+        self._database = database
+        self._queue = queue
+        self._sql = sql
+
+    async def __aenter__(self) -> PreparedStatement[Record]:
+        await self._queue.one_at_a_time.acquire()
+        try:
+            return await self._database.prepare(self._sql)
+        except BaseException:
+            self._queue.one_at_a_time.release()
+            raise
+
+    async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._queue.one_at_a_time.release()
+        if type(error) is TimeoutError:
+            raise StatementTimedOut("the statement was not answered in time") from error

@@ -349,7 +349,7 @@ class Decoder:
             _checksum(value),
             _size(key, value, incoming.headers),
             route,
-            not foreign and (route is None or route.inbox),
+            not foreign and (route is None or route.inbox or redriven),  # what is redriven has a row
             None if foreign else failure or incoming.defect or id_failure,
             assignment,
             redriven=redriven,

@@ -6,7 +6,7 @@ All ledger SQL is here. The epoch is the fence on the Postgres side: a new owner
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,23 +19,29 @@ if TYPE_CHECKING:
 # Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
 RAISE_EPOCH = """
     WITH mine AS (
-        SELECT l.topic, l.partition, p.at_least, p.fresh FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $6::boolean[]) AS p(topic, partition, at_least, fresh)
+        SELECT l.topic, l.partition, p.at_least FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, at_least)
              ON l.topic = p.topic AND l.partition = p.partition
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
-    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now(),
-                        starts = l.starts + mine.fresh::integer
+    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now()
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
               l.source, l.starts
 """
 
 CREATE = """
-    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, starts)
-    VALUES ($1, $2, $3, $4, $5, $6, $6, $7, 1)
+    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner)
+    VALUES ($1, $2, $3, $4, $5, $6, $6, $7)
     ON CONFLICT DO NOTHING RETURNING source
+"""
+
+# Before the first batch of an owner: whoever dies of it leaves this behind.
+BEGIN_WORK = """
+    UPDATE ledger l SET starts = l.starts + 1
+    FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, epoch)
+    WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
 """
 
 ADVANCE = """
@@ -76,7 +82,7 @@ class LedgerRow:
     next_offset: int
     outputs: bytes | None
     source: int
-    starts: int = 1  # of owners since a batch was last committed, this one included
+    starts: int = 0  # of owners that began to work since a batch was last committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +102,11 @@ class Ledger:
         self._owner = owner
 
     async def raise_epochs(
-        self, connection: Connection[Row], at_least: Mapping[Partition, int], fresh: Container[Partition] = ()
+        self, connection: Connection[Row], at_least: Mapping[Partition, int]
     ) -> dict[Partition, LedgerRow]:
         """Become the owner; partitions without a row are absent from the answer.
 
         `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again.
-        `fresh` are those that this process has not owned just now.
         """
         rows = await connection.fetch(
             RAISE_EPOCH,
@@ -110,7 +115,6 @@ class Ledger:
             [partition.number for partition in at_least],
             list(at_least.values()),
             self._owner,
-            [partition in fresh for partition in at_least],
         )
         return {
             Partition(row["topic"], row["partition"]): LedgerRow(
@@ -133,6 +137,17 @@ class Ledger:
             CREATE, self._consumer, partition.topic, partition.number, epoch, topic_id, start, self._owner
         )
         return source
+
+    async def begin_work(self, connection: Connection[Row], begun: Iterable[tuple[Partition, int]]) -> None:
+        """Count the start of work on these: (partition, epoch)."""
+        begun = list(begun)
+        await connection.execute(
+            BEGIN_WORK,
+            self._consumer,
+            [partition.topic for partition, _ in begun],
+            [partition.number for partition, _ in begun],
+            [epoch for _, epoch in begun],
+        )
 
     async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
         """Record a batch in the open transaction; a partition missing from the answer has another owner."""

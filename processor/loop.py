@@ -197,10 +197,11 @@ class Engine:
         Every record ends with an outcome, or its partition waits and reads it again.
         """
         used = assignments_of(records)
-        self._prepare(records)
-        batch = Batch(records, self._settings.concurrency)
+        cautious = self._prepare(records, used)
+        batch = Batch(records, 1 if cautious else self._settings.concurrency)
         self._holding.sort_out(batch, records)
         try:
+            await self._begin_work(used)
             while part := batch.part():
                 try:
                     await self._unless_lost(self._try(batch, part), used)
@@ -225,17 +226,27 @@ class Engine:
             self._source.release(used)
             self._holding.begin()
 
-    def _prepare(self, records: list[Record]) -> None:
-        """Some run alone: those that act outside, and all of a partition whose owners keep dying."""
+    def _prepare(self, records: list[Record], used: Sequence[Assignment]) -> bool:
+        """Some run alone: those that act outside, and all of a partition whose owners keep dying; True for such."""
         if self._routes.effects:
             for record in records:
                 record.alone = record.acts
-        for assignment in assignments_of(records):
+        for assignment in used:
             if assignment.caution or assignment.attempts:
                 for record in records:
                     if record.assignment is assignment:
                         record.attempts = assignment.attempts.get(record.message.offset, 0)
                         record.alone |= assignment.caution > 0 or record.attempts > 0
+        return any(assignment.caution for assignment in used)
+
+    async def _begin_work(self, used: Sequence[Assignment]) -> None:
+        """Once for each owner: if it dies before its first commit, the next one knows that it had begun."""
+        begun = [assignment for assignment in used if not assignment.working]
+        if begun:
+            async with self._control.use() as connection:
+                await self._ledger.begin_work(connection, [(a.partition, a.epoch) for a in begun])
+            for assignment in begun:
+                assignment.working = True
 
     async def _try(self, batch: Batch, part: list[Record]) -> None:
         if part[0].alone:
@@ -384,9 +395,9 @@ class Engine:
         if isinstance(error, BusyElsewhere):
             seconds = None if error.seconds is None else max(SHORTEST_WAIT_SECONDS, error.seconds)
             raise Wait(str(error), [error.record.assignment], seconds, outage=False) from error
-        if sqlstates.is_transient(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
-            if not in_handler and isinstance(cause, TimeoutError):
-                raise ConnectionLost("the database does not answer in time") from error
+        if not in_handler and isinstance(cause, TimeoutError):
+            raise ConnectionLost("the database does not answer in time") from error
+        if sqlstates.is_passing(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
             raise Again(text) from error
         if isinstance(error, Culprit):
             raise error
@@ -518,8 +529,7 @@ class Engine:
         # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
             newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
-            fresh = {assignment.partition for assignment in assignments if not assignment.known}
-            rows = await self._ledger.raise_epochs(connection, newest, fresh)
+            rows = await self._ledger.raise_epochs(connection, newest)
         logs = await asyncio.to_thread(self._cluster.logs, partitions)
         steps = {
             assignment: recovery.decide(
@@ -546,7 +556,7 @@ class Engine:
                     raise Fenced(f"{partition}: another instance was faster")
                 assignment.source = source
                 if row is not None and not assignment.known:
-                    assignment.fruitless = row.starts - 1
+                    assignment.fruitless = row.starts
                     if assignment.fruitless >= self._settings.failure.quarantine_after - 1:
                         assignment.caution = self._settings.batch.max_messages
             await parking.load(connection, assignments)

@@ -27,6 +27,15 @@ def sqlstate(error: BaseException) -> str | None:
     return next((state for one in chain(error) if (state := getattr(one, "sqlstate", None))), None)
 
 
+class StatementTimedOut(TimeoutError):
+    """Postgres did not answer a statement in time; a handler's own time-outs are none of these."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the database is likely to take the same at the next try."""
+    return _has_state(error, _TRANSIENT) or any(isinstance(one, StatementTimedOut) for one in chain(error))
+
+
 def is_transient(error: BaseException) -> bool:
     return _has_state(error, _TRANSIENT) or any(isinstance(one, TimeoutError) for one in chain(error))
 

@@ -122,7 +122,8 @@ async def test_python_and_postgres_make_the_same_key_of_a_message(
 async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asyncpg.Record]) -> None:
     one = ["topic1"], [1]
     for sql, args in (
-        (ledger.RAISE_EPOCH, ("c1", *one, [0], "me", [True])),
+        (ledger.RAISE_EPOCH, ("c1", *one, [0], "me")),
+        (ledger.BEGIN_WORK, ("c1", *one, [1])),
         (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"])),
         (ledger.MARK_SENT, ("c1", *one, [1], [5])),
     ):

@@ -25,12 +25,16 @@ async def until_applied(bench: Bench, count: int) -> None:
             await asyncio.sleep(0.02)  # nobody tells a bystander what is committed
 
 
-@pytest.mark.parametrize("identity", [["header:message-id"], ["offset"]], ids=["by header", "by offset"])
+@pytest.mark.parametrize(
+    ("identity", "inbox"),
+    [(["header:message-id"], True), (["offset"], True), (["header:message-id"], False)],
+    ids=["by header", "by offset", "without inbox"],
+)
 async def test_redrive_killed_in_the_middle_and_run_again_applies_each_message_once(
-    bench: MakeBench, identity: list[str]
+    bench: MakeBench, identity: list[str], inbox: bool
 ) -> None:
     b = bench(
-        {"T": "reject_or_apply"},
+        {"T": {"call": "reject_or_apply", "inbox": inbox}},
         partitions=2,
         message={"id": identity},
         failure={"budget_consecutive": MESSAGES},
