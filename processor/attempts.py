@@ -55,6 +55,7 @@ class Attempts:
                     continue  # it is done, or someone else has it: the claim tells
                 died = max(record.starts, record.assignment.fruitless) if record.starts else 0
                 if died >= self._quarantine_after:
+                    record.assignment.caution = 0  # it is found
                     record.failure = Failure(
                         "quarantined", f"{died} processes that tried it came to no end", kind=Kind.BUG
                     )

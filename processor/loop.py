@@ -312,8 +312,9 @@ class Engine:
         bad = set(failed)
         for assignment, share in shares.items():
             assignment.position = share.next_offset
-            assignment.fruitless = 0
             assignment.caution = max(0, assignment.caution - sizes[assignment])
+            if not assignment.caution:
+                assignment.fruitless = 0
             assignment.attempts.clear()
             self._holding.advanced(assignment)
             outcomes = [False] * sizes[assignment]
@@ -362,6 +363,7 @@ class Engine:
                 assignment.position,
                 record.next_offset,
                 outputs.pack(work.outgoing.get(assignment, ())),
+                assignment.caution > 1,
             )
             for assignment, record in last.items()
         }
