@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+ABANDON_SECONDS = 2.0
+
 
 class Attempts:
     def __init__(self, settings: Settings, source: Source, session: Session, inbox: Inbox) -> None:
@@ -48,17 +50,17 @@ class Attempts:
         to_act: dict[object, list[int]] = {}  # by key, which is where order matters
         async with self._session.use() as connection:
             await parking.sort_out(connection, records, park=self._parks)
+            seen: set[bytes] = set()
             for index, record in enumerate(records):
-                if record.failure is not None or record.effect is not None or record.foreign or record.parked:
+                if record.key in seen or record.failure or record.effect or record.foreign or record.parked:
                     continue
+                seen.add(record.key)
                 if not await self._inbox.start(connection, record, leased=record.acts):
                     continue  # it is done, or someone else has it: the claim tells
-                died = max(record.starts, record.assignment.fruitless) if record.starts else 0
-                if died >= self._quarantine_after:
-                    record.assignment.caution = 0  # it is found
-                    record.failure = Failure(
-                        "quarantined", f"{died} processes that tried it came to no end", kind=Kind.BUG
-                    )
+                record.begun = True
+                if record.starts >= self._quarantine_after:
+                    text = f"{record.starts} processes that tried it came to no end"
+                    record.failure = Failure("quarantined", text, kind=Kind.BUG)
                 elif record.acts:
                     key = record.message.key
                     place = index if key is None else (record.assignment.source, key)
@@ -67,6 +69,16 @@ class Attempts:
             failpoints.reach("after_intent")
             await self._act_all(records, list(to_act.values()))
             failpoints.reach("after_effect")
+
+    async def abandon(self, records: Sequence[Record]) -> None:
+        """The batch was cut off while we live on: what was begun must not look as if it had killed us."""
+        begun = [record for record in records if record.begun]
+        if begun:
+            try:
+                async with asyncio.timeout(ABANDON_SECONDS), self._session.use() as connection:
+                    await self._inbox.abandon(connection, begun)
+            except Exception as error:  # at worst it is counted once too often
+                log.debug("attempts_not_abandoned", reason=str(error))
 
     async def reap(self) -> None:
         """For as long as we live: return what was leased by the dead."""
@@ -77,8 +89,8 @@ class Attempts:
                 async with self._session.use() as connection:
                     for message_id in await self._inbox.reap(connection, sources):
                         log.warning("lease_expired", message_id=message_id)
-            except (BatchAborted, ConnectionLost) as trouble:
-                log.debug("nothing_reaped", reason=str(trouble))
+            except Exception as error:  # the next time, then: nobody else does it
+                log.warning("nothing_reaped", reason=str(error))
 
     async def _act_all(self, records: Sequence[Record], lanes: Sequence[Sequence[int]]) -> None:
         failed: dict[int, Exception] = {}

@@ -64,6 +64,14 @@ class Exhausted(Exception):
         self.assignment = assignment
 
 
+class Stop(Exception):
+    """By policy, the partition goes no further than to this record, which has failed."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record.coordinates)
+        self.record = record
+
+
 class HandlerError(Exception):
     """Wraps what came out of a handler or its queued writes, to tell it from trouble of our own."""
 

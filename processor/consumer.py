@@ -56,6 +56,7 @@ class Assignment:
     partition: Partition
     owned: bool = True
     fetching: bool = False
+    active: bool = False  # is being read, or about to be
     epoch: int = 0
     source: int = 0  # the partition's name in the inbox
     position: int = 0  # the offset after the last record that Postgres has committed
@@ -63,7 +64,6 @@ class Assignment:
     users: int = 0  # batches, publications and recoveries at work on it
     known: bool = False  # it has been recovered before
     working: bool = False  # it is on record that we have begun
-    fruitless: int = 0  # owners before us that began, and never committed a batch
     caution: int = 0  # so many records are run alone: one of them may have killed its owners
     outages: int = 0  # in a row
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
@@ -130,6 +130,7 @@ class Source:
         assignment.position = offset
         with self._changed:
             self._drop_buffer(assignment)
+            assignment.active = True
             self._to_begin.append((assignment, offset))
             self._changed.notify_all()
 
@@ -138,12 +139,16 @@ class Source:
         with self._changed:
             for assignment in assignments:
                 self._drop_buffer(assignment)
+                assignment.active = False
                 self._to_pause.append(assignment)
             self._changed.notify_all()
 
     def owned(self) -> list[Assignment]:
         with self._changed:
             return list(self._assignments.values())
+
+    def active(self) -> list[Assignment]:
+        return [assignment for assignment in self.owned() if assignment.active]
 
     @property
     def buffered(self) -> int:

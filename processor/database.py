@@ -151,7 +151,7 @@ class Queue:
         self._refused = refused
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something; only if careful
         self._open = True
-        self._failed: QueuedWriteFailed | None = None
+        self._failed: Exception | None = None
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
         self._newest_group_of: dict[object, int] = {}
@@ -215,11 +215,15 @@ class Queue:
                             await self._send_carefully(group, left)
                 elif where:
                     await group.send(self.statements, [row for row in group.rows if row is not None])
-            except Culprit:
+            except Culprit as culprit:
+                self._failed = culprit
                 raise
             except Exception as error:
                 self._failed = group.failure(error)
                 raise self._failed from error
+            except BaseException:  # cut off: what became of it is not known, and the rest was not sent
+                self._failed = group.failure(RuntimeError("was cut off"))
+                raise
         self._sending = []
 
     async def _send_carefully(self, group: _Group, where: list[int]) -> None:

@@ -93,8 +93,6 @@ class Judge:
         for length in range(len(state), 1, -1):
             if state[:length] in self._states:
                 return self._states[state[:length]]
-        if type(error) in _BUILT_IN:
-            return _BUILT_IN[type(error)]
         for type_, kind in _BUILT_IN.items():
             if isinstance(error, type_):
                 return kind
@@ -103,6 +101,10 @@ class Judge:
         if sqlstates.is_transient(error):
             return Kind.TRANSIENT
         return Kind.POISON if sqlstates.is_bad_value(error) else Kind.BUG
+
+    def is_explicit(self, error: BaseException) -> bool:
+        """Whether the handler, or the configuration, has said itself what the error means."""
+        return isinstance(error, tuple(_BUILT_IN)) or any(isinstance(error, type_) for type_, _ in self._types)
 
     def verdict(self, record: Record, error: Exception) -> Failure | None:
         """Why the message fails for good now; None if it does not, or not yet."""

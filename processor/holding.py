@@ -53,6 +53,7 @@ class Holding:
         self._new: dict[Assignment, Hold] = {}
         self._held: dict[Assignment, asyncio.TimerHandle] = {}
         self._halted: dict[Assignment, str] = {}
+        self._obstructed: set[Assignment] = set()  # by an outage
 
     def __contains__(self, assignment: Assignment) -> bool:
         return assignment in self._held or assignment in self._halted
@@ -77,7 +78,8 @@ class Holding:
             self._postpone(batch, record.assignment, record.message.offset, reason, delay, outage=False)
             return True
         if self._halts:
-            self._halt_at(batch, record, failure)
+            record.failure = failure
+            self.halt_at(batch, record)
         else:
             record.failure = failure
             batch.found()
@@ -95,7 +97,13 @@ class Holding:
         if self._halts:
             for record in records:
                 if record.failure is not None:
-                    self._halt_at(batch, record, record.failure)
+                    self.halt_at(batch, record)
+
+    def halt_at(self, batch: Batch, record: Record) -> None:
+        """A record has failed, and the policy is to go no further."""
+        assert record.failure is not None
+        reason = f"{record.coordinates}: {record.failure.detail}"
+        self._halt(batch, record.assignment, record.message.offset, reason)
 
     def begin(self) -> None:
         """Let the waiting begin. Only after the batch: what it still committed has moved the position to go on from."""
@@ -107,6 +115,7 @@ class Holding:
                 reason=hold.reason,
             )
             if hold.outage:
+                self._obstructed.add(assignment)
                 self._readiness.obstruct(assignment, hold.reason)
             timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
             self._held[assignment] = timer
@@ -115,12 +124,15 @@ class Holding:
     def advanced(self, assignment: Assignment) -> None:
         if assignment.outages:
             assignment.outages = 0
-            self._readiness.clear(assignment)
+            self._obstructed.discard(assignment)
+            if assignment not in self._halted:
+                self._readiness.clear(assignment)
 
     def look(self) -> None:
         """Raises Halt if nothing is left that could go on."""
-        for assignment in [assignment for assignment in self._halted if not assignment.owned]:
-            del self._halted[assignment]
+        for assignment in [a for a in (*self._halted, *self._obstructed) if not a.owned]:
+            self._halted.pop(assignment, None)
+            self._obstructed.discard(assignment)
             self._readiness.clear(assignment)
         if self._halted and all(assignment in self._halted for assignment in self._source.owned()):
             raise Halt("; ".join(f"{halted.partition}: {reason}" for halted, reason in self._halted.items()))
@@ -169,15 +181,13 @@ class Holding:
         del self._held[assignment]
         if assignment.owned:
             self._source.begin(assignment, assignment.position)
-        else:
-            self._readiness.clear(assignment)
-
-    def _halt_at(self, batch: Batch, record: Record, failure: Failure) -> None:
-        self._halt(batch, record.assignment, record.message.offset, f"{record.coordinates}: {failure.detail}")
 
     def _halt(self, batch: Batch, assignment: Assignment, offset: int, reason: str) -> None:
         """Go no further in a partition until an operator has looked at it; the others go on."""
         batch.leave(assignment, offset)
+        if assignment in self._halted:
+            return
+        self._new.pop(assignment, None)
         self._source.suspend([assignment])
         self._halted[assignment] = reason
         self._readiness.obstruct(assignment, reason)

@@ -59,7 +59,8 @@ CLEAN_BATCHES = 16
 # A new statement, so that READ COMMITTED shows the row the insert lost to.
 LOOK_UP = """
     SELECT key, source, "offset", payload_hash, status::text, attempts, coalesce(starts, 0) AS starts,
-           first_failed_at, lease_owner, extract(epoch FROM lease_until - now())::float8 AS lease_seconds
+           first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
+           extract(epoch FROM lease_until - now())::float8 AS lease_seconds
     FROM inbox WHERE key = ANY ($1::uuid[])
 """
 
@@ -67,7 +68,8 @@ TAKE_OVER = """
     WITH taken AS (
         SELECT key FROM inbox
         WHERE key = ANY ($1::uuid[])
-          AND (status IN ('failed', 'pending', 'parked') OR status = 'processing' AND lease_owner = $4)
+          AND (status IN ('failed', 'pending', 'parked')
+               OR status = 'processing' AND (lease_owner = $4 OR lease_until < now()))
         ORDER BY key FOR UPDATE
     )
     UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = now(), payload_hash = m.hash,
@@ -117,7 +119,7 @@ START = """
         starts = coalesce(inbox.starts, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
         attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
     WHERE inbox.status IN ('failed', 'pending', 'parked')
-       OR inbox.status = 'processing' AND inbox.lease_owner = excluded.lease_owner
+       OR inbox.status = 'processing' AND (inbox.lease_owner = excluded.lease_owner OR inbox.lease_until < now())
     RETURNING attempts, starts, first_failed_at
 """
 
@@ -139,6 +141,12 @@ NOTE = """
 
 # A type without inbox has a row only while it is in trouble.
 FORGET = "DELETE FROM inbox WHERE key = ANY ($1::uuid[]) AND status = 'pending'"
+
+# We live, and the attempt is over: nobody is to take it for one that killed us.
+ABANDON = """
+    UPDATE inbox SET starts = nullif(starts - 1, 0), lease_owner = CASE WHEN status = 'processing' THEN lease_owner END
+    WHERE key = ANY ($1::uuid[]) AND lease_owner = $2 AND status IN ('pending', 'processing')
+"""
 
 RENEW = """
     UPDATE inbox SET lease_until = now() + $3::interval
@@ -180,6 +188,7 @@ class Claims:
     repeated: set[int] = field(default_factory=set)  # those that come again later in the same batch
     skipped: dict[Verdict, int] = field(default_factory=dict)
     collisions: list[Record] = field(default_factory=list)
+    newly_failed: bool = False  # the claim itself has found somebody at fault
 
     def skip(self, verdict: Verdict) -> None:
         self.skipped[verdict] = self.skipped.get(verdict, 0) + 1
@@ -296,6 +305,10 @@ class Inbox:
         record.message.attempt = record.attempts + 1
         return True
 
+    async def abandon(self, connection: Connection[Row], records: Sequence[Record]) -> None:
+        """Take back that attempts were begun: they came to no end, but not by our death."""
+        await connection.execute(ABANDON, _uuids(self._key_of(_row_id(record)) for record in records), self._owner)
+
     async def forget(self, connection: Connection[Row], records: Sequence[Record]) -> None:
         """Those of types without inbox that are done: their starts are of no interest any more."""
         done = [_row_id(record) for record in records if not record.in_inbox and not record.foreign]
@@ -408,9 +421,11 @@ class Inbox:
     def _judge(self, record: Record, row: Row) -> Verdict:
         status = row["status"]
         if status in ("failed", "pending", "parked"):
-            return Verdict.PARKED if record.parked else Verdict.UNFINISHED
+            waits = record.parked and row["waits"] and row["payload_hash"] == record.payload_hash
+            return Verdict.PARKED if waits else Verdict.UNFINISHED
         if status == "processing":
-            return Verdict.UNFINISHED if row["lease_owner"] == self._owner else Verdict.BUSY
+            ours = row["lease_owner"] == self._owner or (row["lease_seconds"] or -1.0) < 0
+            return Verdict.UNFINISHED if ours else Verdict.BUSY
         if (row["source"], row["offset"]) == (record.assignment.source, record.message.offset):
             return Verdict.REDELIVERY
         if row["payload_hash"] != record.payload_hash:
@@ -430,6 +445,7 @@ class Inbox:
             if not record.collided:  # or else an earlier try of this batch has done this already
                 record.collided = True
                 if self._on_collision == "fail":
+                    claims.newly_failed = True
                     record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
                 record.message.id = f"{record.message.id}~{record.coordinates}"
                 record.key = self._key_of(record.message.id)

@@ -46,15 +46,15 @@ BEGIN_WORK = """
 
 ADVANCE = """
     WITH mine AS (
-        SELECT l.topic, l.partition, b.next, b.outputs, b.cautious FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::boolean[])
-             AS b(topic, partition, epoch, first, next, outputs, cautious)
+        SELECT l.topic, l.partition, b.next, b.outputs FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
+             AS b(topic, partition, epoch, first, next, outputs)
              ON l.topic = b.topic AND l.partition = b.partition AND l.epoch = b.epoch AND l.next_offset = b.first
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l SET first_offset = l.next_offset, next_offset = mine.next, outputs = mine.outputs,
-                        updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END
+                        updated_at = now(), starts = 0
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition
 """
@@ -94,7 +94,6 @@ class Advance:
     first_offset: int
     next_offset: int
     outputs: bytes | None
-    cautious: bool = False  # still looking for the record that killed our predecessors
 
 
 class Ledger:
@@ -161,7 +160,6 @@ class Ledger:
             [share.first_offset for share in batch],
             [share.next_offset for share in batch],
             [share.outputs for share in batch],
-            [share.cautious for share in batch],
         )
         return {Partition(row["topic"], row["partition"]) for row in rows}
 

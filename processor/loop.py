@@ -35,7 +35,7 @@ from processor import (
     sqlstates,
 )
 from processor.attempts import Attempts
-from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Unattributed, Wait
+from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait
 from processor.budget import Budget
 from processor.cluster import Cluster
 from processor.consumer import Assignment, Source, assignments_of
@@ -216,12 +216,17 @@ class Engine:
                         self._counts.retried += await self._holding.blame(batch, alone, problem.error)
                 except Exhausted as exhausted:
                     self._holding.exhausted(batch, exhausted)
+                except Stop as stop:
+                    self._holding.halt_at(batch, stop.record)
                 except Wait as wait:
                     self._holding.wait(batch, wait)
                 except Again as again:
                     batch.tries += 1
                     log.info("batch_retried", reason=str(again), times=batch.tries, records=len(part))
                     await asyncio.sleep(failures.backoff(batch.tries))
+        except BaseException:
+            await self._attempts.abandon(records)
+            raise
         finally:
             self._source.release(used)
             self._holding.begin()
@@ -265,6 +270,8 @@ class Engine:
                 failpoints.reach("before_claim")
                 await parking.sort_out(connection, records, park=self._parks)
                 claims = await self._inbox.claim(connection, records)
+                if claims.newly_failed and self._parks:
+                    raise Again("a message that fails for its id parks its key")
                 failpoints.reach("after_claim")
                 handling = Handling(
                     self._settings, self._work_session, self._judge, records, claims, careful=self._careful > 0
@@ -273,6 +280,8 @@ class Engine:
                 undone = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None or r.parked]
                 parked = [record for record in undone if record.parked]
                 failed = [record for record in undone if not record.parked]
+                if failed and self._settings.failure.policy == "halt":
+                    raise Stop(failed[0])
                 self._check_budget(records, failed)
                 self._write_letters(work, failed)
                 await self._check_topics(work)
@@ -313,13 +322,10 @@ class Engine:
         for assignment, share in shares.items():
             assignment.position = share.next_offset
             assignment.caution = max(0, assignment.caution - sizes[assignment])
-            if not assignment.caution:
-                assignment.fruitless = 0
-            assignment.attempts.clear()
+            for offset in [offset for offset in assignment.attempts if offset < share.next_offset]:
+                del assignment.attempts[offset]
             self._holding.advanced(assignment)
-            outcomes = [False] * sizes[assignment]
-            if bad:
-                outcomes = [record in bad for record in records if record.assignment is assignment]
+            outcomes = _outcomes(records, bad, assignment) if bad else [False] * sizes[assignment]
             self._budget(assignment).count(outcomes)
 
     def _budget(self, assignment: Assignment) -> Budget:
@@ -330,8 +336,7 @@ class Engine:
     def _check_budget(self, records: Sequence[Record], failed: Sequence[Record]) -> None:
         bad = set(failed)
         for assignment in assignments_of(failed):
-            outcomes = [record in bad for record in records if record.assignment is assignment]
-            reason = self._budget(assignment).exceeded(outcomes)
+            reason = self._budget(assignment).exceeded(_outcomes(records, bad, assignment))
             if reason is not None:
                 raise Exhausted(assignment, reason)
 
@@ -363,7 +368,6 @@ class Engine:
                 assignment.position,
                 record.next_offset,
                 outputs.pack(work.outgoing.get(assignment, ())),
-                assignment.caution > 1,
             )
             for assignment, record in last.items()
         }
@@ -387,7 +391,7 @@ class Engine:
         if isinstance(error, HandlerError):
             assert isinstance(error.__cause__, Exception)
             error = error.__cause__
-        attributed = isinstance(error, ProcessorError | Culprit | Cut | Again | Wait | Exhausted)
+        attributed = isinstance(error, ProcessorError | Culprit | Cut | Again | Wait | Exhausted | Stop)
         cause = error.error if isinstance(error, Culprit) else error
         if sqlstates.is_deadlock(cause):
             self._turns.deadlocked()
@@ -399,7 +403,8 @@ class Engine:
             raise Wait(str(error), [error.record.assignment], seconds, outage=False) from error
         if not in_handler and isinstance(cause, TimeoutError):
             raise ConnectionLost("the database does not answer in time") from error
-        if sqlstates.is_passing(cause) and (batch.tries < TRIES_IN_PLACE or not in_handler):
+        passing = sqlstates.is_passing(cause) and not (in_handler and self._judge.is_explicit(cause))
+        if passing and (batch.tries < TRIES_IN_PLACE or not in_handler):
             raise Again(text) from error
         if isinstance(error, Culprit):
             raise error
@@ -492,7 +497,7 @@ class Engine:
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
         self._readiness.obstruct("starting over", str(trouble))
-        affected = [*self._source.fetching(), *self._holding.owned()]
+        affected = [*self._source.active(), *self._holding.owned()]
         self._source.use(affected)
         self._source.suspend(affected)
         if self._publication is not None:
@@ -506,6 +511,7 @@ class Engine:
     async def _recover_all(self, assignments: list[Assignment]) -> None:
         """Bring these in step and start reading them; comes again until it works or they are no longer ours."""
         tries = 0
+        recovery_of = object()
         try:
             while not self._stopping and any(assignment.owned for assignment in assignments):
                 try:
@@ -513,9 +519,11 @@ class Engine:
                     return
                 except Trouble as trouble:
                     tries += 1
+                    self._readiness.obstruct(recovery_of, str(trouble))
                     log.warning("recovery_retried", reason=str(trouble), tries=tries)
                     await asyncio.sleep(failures.backoff(tries))
         finally:
+            self._readiness.clear(recovery_of)
             self._source.release(assignments)
 
     async def _recover(self, assignments: list[Assignment]) -> None:
@@ -558,9 +566,8 @@ class Engine:
                     raise Fenced(f"{partition}: another instance was faster")
                 assignment.source = source
                 if row is not None and not assignment.known:
-                    assignment.fruitless = row.starts
-                    if assignment.fruitless >= self._settings.failure.quarantine_after - 1:
-                        assignment.caution = self._settings.batch.max_messages
+                    # An owner before us began, and never committed: one of the next records may be why.
+                    assignment.caution = self._settings.batch.max_messages if row.starts else 0
             await parking.load(connection, assignments)
         await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
         async with self._control.use() as connection:
@@ -687,6 +694,12 @@ class Engine:
 
 
 _assignment = attrgetter("assignment")
+
+
+def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assignment) -> list[bool]:
+    """Who failed, for the budget. What an operator sends once more was counted the first time."""
+    return [record in failed for record in records if record.assignment is assignment and not record.redriven]
+
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.
 _EXPECTED = ("first_start", "in_step", "died_between_commits")

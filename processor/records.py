@@ -122,6 +122,7 @@ class Record:
     alone: bool = False  # to be processed in a transaction of its own, its start on record: it has a history
     attempts: int = 0  # that failed before, as far as is known
     starts: int = 0  # that came to no end: they took the process with them
+    begun: bool = False  # our own start is on record
     first_failed_at: datetime | None = None
     effect: Effect | None = None  # what its handler did outside already
 
