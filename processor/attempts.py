@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-ABANDON_SECONDS = 2.0
-
 
 class Attempts:
     def __init__(self, settings: Settings, source: Source, session: Session, inbox: Inbox) -> None:
@@ -58,8 +56,10 @@ class Attempts:
                 if not await self._inbox.start(connection, record, leased=record.acts):
                     continue  # it is done, or someone else has it: the claim tells
                 record.begun = True
-                if record.starts >= self._quarantine_after:
-                    text = f"{record.starts} processes that tried it came to no end"
+                died = max(record.starts, record.assignment.fruitless) if record.starts else 0
+                if died >= self._quarantine_after:
+                    record.assignment.caution = 0  # it is found
+                    text = f"{died} processes that tried it came to no end"
                     record.failure = Failure("quarantined", text, kind=Kind.BUG)
                 elif record.acts:
                     key = record.message.key
@@ -69,16 +69,6 @@ class Attempts:
             failpoints.reach("after_intent")
             await self._act_all(records, list(to_act.values()))
             failpoints.reach("after_effect")
-
-    async def abandon(self, records: Sequence[Record]) -> None:
-        """The batch was cut off while we live on: what was begun must not look as if it had killed us."""
-        begun = [record for record in records if record.begun]
-        if begun:
-            try:
-                async with asyncio.timeout(ABANDON_SECONDS), self._session.use() as connection:
-                    await self._inbox.abandon(connection, begun)
-            except Exception as error:  # at worst it is counted once too often
-                log.debug("attempts_not_abandoned", reason=str(error))
 
     async def reap(self) -> None:
         """For as long as we live: return what was leased by the dead."""

@@ -63,7 +63,9 @@ class Assignment:
     silent_below: int = 0
     users: int = 0  # batches, publications and recoveries at work on it
     known: bool = False  # it has been recovered before
-    working: bool = False  # it is on record that we have begun
+    begun: bool = False  # it is on record that we work on it
+    committed: bool = False  # we have committed a batch of it
+    fruitless: int = 0  # owners before us that began, never committed, and died
     caution: int = 0  # so many records are run alone: one of them may have killed its owners
     outages: int = 0  # in a row
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
@@ -90,6 +92,7 @@ class Source:
         self._buffered_bytes = 0
         self._throttled = False
         self._group_metadata: Any = None
+        self.outside = False  # the group has dropped us, and we are not back yet
         self._closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
@@ -256,6 +259,7 @@ class Source:
         # Recovery finds out where to start; until then the partitions are paused at an offset that means nothing.
         for partition in partitions:
             partition.offset = 0
+        self.outside = False
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
         with self._changed:
@@ -281,6 +285,7 @@ class Source:
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Somebody else has them already: drop everything at once."""
+        self.outside = True
         with self._changed:
             self._disown(self._leave(partitions))
         consumer.incremental_unassign(partitions)

@@ -307,7 +307,8 @@ class Inbox:
 
     async def abandon(self, connection: Connection[Row], records: Sequence[Record]) -> None:
         """Take back that attempts were begun: they came to no end, but not by our death."""
-        await connection.execute(ABANDON, _uuids(self._key_of(_row_id(record)) for record in records), self._owner)
+        if records:
+            await connection.execute(ABANDON, _uuids(self._key_of(_row_id(record)) for record in records), self._owner)
 
     async def forget(self, connection: Connection[Row], records: Sequence[Record]) -> None:
         """Those of types without inbox that are done: their starts are of no interest any more."""

@@ -37,24 +37,24 @@ CREATE = """
     ON CONFLICT DO NOTHING RETURNING source
 """
 
-# Before the first batch of an owner: whoever dies of it leaves this behind.
+# Before the first batch of an owner: whoever dies of it leaves this behind, whoever lives takes it back.
 BEGIN_WORK = """
-    UPDATE ledger l SET starts = l.starts + 1
+    UPDATE ledger l SET starts = greatest(0, l.starts + $5)
     FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, epoch)
     WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
 """
 
 ADVANCE = """
     WITH mine AS (
-        SELECT l.topic, l.partition, b.next, b.outputs FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
-             AS b(topic, partition, epoch, first, next, outputs)
+        SELECT l.topic, l.partition, b.next, b.outputs, b.cautious FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::boolean[])
+             AS b(topic, partition, epoch, first, next, outputs, cautious)
              ON l.topic = b.topic AND l.partition = b.partition AND l.epoch = b.epoch AND l.next_offset = b.first
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l SET first_offset = l.next_offset, next_offset = mine.next, outputs = mine.outputs,
-                        updated_at = now(), starts = 0
+                        updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition
 """
@@ -94,6 +94,7 @@ class Advance:
     first_offset: int
     next_offset: int
     outputs: bytes | None
+    cautious: bool = False  # still looking for the record that killed our predecessors
 
 
 class Ledger:
@@ -138,8 +139,10 @@ class Ledger:
         )
         return source
 
-    async def begin_work(self, connection: Connection[Row], begun: Iterable[tuple[Partition, int]]) -> None:
-        """Count the start of work on these: (partition, epoch)."""
+    async def begin_work(
+        self, connection: Connection[Row], begun: Iterable[tuple[Partition, int]], count: int = 1
+    ) -> None:
+        """Count the start of work on these, or with -1 take it back: (partition, epoch)."""
         begun = list(begun)
         await connection.execute(
             BEGIN_WORK,
@@ -147,6 +150,7 @@ class Ledger:
             [partition.topic for partition, _ in begun],
             [partition.number for partition, _ in begun],
             [epoch for _, epoch in begun],
+            count,
         )
 
     async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
@@ -160,6 +164,7 @@ class Ledger:
             [share.first_offset for share in batch],
             [share.next_offset for share in batch],
             [share.outputs for share in batch],
+            [share.cautious for share in batch],
         )
         return {Partition(row["topic"], row["partition"]) for row in rows}
 

@@ -71,6 +71,7 @@ Trouble = (BatchAborted, Fenced, ConnectionLost)
 
 
 SHORTEST_WAIT_SECONDS = 0.2
+ABANDON_SECONDS = 2.0
 # After a queued write was refused, so many batches are sent in a way that tells whose it is if it happens again.
 CAREFUL_BATCHES = 64
 # So often a batch is run again in place when nobody is to blame; after that somebody is looked for.
@@ -166,6 +167,10 @@ class Engine:
         self._source.raise_failure()
         self._recover_new()
         self._holding.look()
+        if self._source.outside:
+            self._readiness.obstruct("outside", "the group has dropped us; are the brokers reachable?")
+        else:
+            self._readiness.clear("outside")
         records = self._source.take(batch.max_messages, batch.max_bytes)
         if records:
             self._backlog = len(records) >= batch.max_messages // 2
@@ -225,7 +230,7 @@ class Engine:
                     log.info("batch_retried", reason=str(again), times=batch.tries, records=len(part))
                     await asyncio.sleep(failures.backoff(batch.tries))
         except BaseException:
-            await self._attempts.abandon(records)
+            await self._abandon(records, used)
             raise
         finally:
             self._source.release(used)
@@ -246,12 +251,25 @@ class Engine:
 
     async def _begin_work(self, used: Sequence[Assignment]) -> None:
         """Once for each owner: if it dies before its first commit, the next one knows that it had begun."""
-        begun = [assignment for assignment in used if not assignment.working]
+        begun = [assignment for assignment in used if not assignment.begun]
         if begun:
             async with self._control.use() as connection:
                 await self._ledger.begin_work(connection, [(a.partition, a.epoch) for a in begun])
             for assignment in begun:
-                assignment.working = True
+                assignment.begun = True
+
+    async def _abandon(self, records: Sequence[Record], used: Sequence[Assignment]) -> None:
+        """The batch was cut off while we live on: nothing that was begun must look as if it had killed us."""
+        fruitless = [assignment for assignment in used if assignment.begun and not assignment.committed]
+        try:
+            async with asyncio.timeout(ABANDON_SECONDS), self._control.use() as connection:
+                await self._inbox.abandon(connection, [record for record in records if record.begun])
+                await self._ledger.begin_work(connection, [(a.partition, a.epoch) for a in fruitless], -1)
+        except Exception as error:  # at worst it is counted once too often
+            log.debug("attempts_not_abandoned", reason=str(error))
+        else:
+            for assignment in fruitless:
+                assignment.begun = False
 
     async def _try(self, batch: Batch, part: list[Record]) -> None:
         if part[0].alone:
@@ -322,6 +340,9 @@ class Engine:
         for assignment, share in shares.items():
             assignment.position = share.next_offset
             assignment.caution = max(0, assignment.caution - sizes[assignment])
+            assignment.committed = True
+            if not assignment.caution:
+                assignment.fruitless = 0
             for offset in [offset for offset in assignment.attempts if offset < share.next_offset]:
                 del assignment.attempts[offset]
             self._holding.advanced(assignment)
@@ -368,6 +389,7 @@ class Engine:
                 assignment.position,
                 record.next_offset,
                 outputs.pack(work.outgoing.get(assignment, ())),
+                assignment.caution > 1,
             )
             for assignment, record in last.items()
         }
@@ -566,8 +588,10 @@ class Engine:
                     raise Fenced(f"{partition}: another instance was faster")
                 assignment.source = source
                 if row is not None and not assignment.known:
-                    # An owner before us began, and never committed: one of the next records may be why.
-                    assignment.caution = self._settings.batch.max_messages if row.starts else 0
+                    # So many owners before us died of their first batch: one of the next records may be why.
+                    assignment.fruitless = row.starts
+                    if row.starts >= self._settings.failure.quarantine_after - 1:
+                        assignment.caution = self._settings.batch.max_messages
             await parking.load(connection, assignments)
         await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
         async with self._control.use() as connection:

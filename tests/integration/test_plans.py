@@ -123,8 +123,8 @@ async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asy
     one = ["topic1"], [1]
     for sql, args in (
         (ledger.RAISE_EPOCH, ("c1", *one, [0], "me")),
-        (ledger.BEGIN_WORK, ("c1", *one, [1])),
-        (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"])),
+        (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
+        (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"], [False])),
         (ledger.MARK_SENT, ("c1", *one, [1], [5])),
     ):
         assert not {scan for scan in await scans(big, sql, *args) if scan[0] == "Seq Scan"}, sql
