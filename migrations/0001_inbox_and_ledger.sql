@@ -57,6 +57,7 @@ CREATE TABLE ledger (
     outputs      bytea,                 -- NULL: nothing to send, or known to be sent
     owner        text        NOT NULL,
     starts       integer     NOT NULL DEFAULT 0,  -- of work by owners, since a batch was last committed
+    trying       bigint,                -- the offset at work, where owners keep dying
     source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, topic, partition)

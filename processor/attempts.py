@@ -1,7 +1,7 @@
 """What is put on record before a message is tried: that somebody begins, in case nobody lives to tell how it ended.
 
-Only for messages with a history, for partitions whose owners keep dying, and for handlers that act outside. A
-message that has taken enough processes with it is not tried again: it is quarantined.
+Only for messages with a history, and for handlers that act outside. A message that has taken enough processes with
+it is not tried again: it is quarantined.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from processor import failpoints, parking
+from processor import failpoints, failures, parking
 from processor.blame import Culprit
 from processor.effects import Effect, EffectDatabase
 from processor.errors import BatchAborted, ConnectionLost
-from processor.failures import Kind
 from processor.handling import Watch
-from processor.records import Failure
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -56,11 +54,8 @@ class Attempts:
                 if not await self._inbox.start(connection, record, leased=record.acts):
                     continue  # it is done, or someone else has it: the claim tells
                 record.begun = True
-                died = max(record.starts, record.assignment.fruitless) if record.starts else 0
-                if died >= self._quarantine_after:
-                    record.assignment.caution = 0  # it is found
-                    text = f"{died} processes that tried it came to no end"
-                    record.failure = Failure("quarantined", text, kind=Kind.BUG)
+                if record.starts >= self._quarantine_after:
+                    record.failure = failures.quarantined(record.starts)
                 elif record.acts:
                     key = record.message.key
                     place = index if key is None else (record.assignment.source, key)

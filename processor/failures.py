@@ -138,6 +138,10 @@ def failure_of(error: BaseException, kind: Kind) -> Failure:
     return Failure(reason, _text(detail), _text(trace[-TRACEBACK_CHARS:]), str(kind), type(error).__name__, state)
 
 
+def quarantined(died: int) -> Failure:
+    return Failure("quarantined", f"{died} processes that tried it came to no end", kind=str(Kind.BUG))
+
+
 def backoff(tries: int) -> float:
     """Exponential with full jitter, for what comes again until it works."""
     return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(tries, 32)))  # noqa: S311

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -38,6 +38,10 @@ DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
 STANDARD_HEADERS = 8_192
 
 
+# Told which record of a partition is about to be handled, or None, where the process may not live to tell.
+Mark = Callable[["Assignment", int | None], Awaitable[None]]
+
+
 @dataclass(slots=True)
 class Work:
     """What the handlers of one part gave."""
@@ -62,14 +66,16 @@ class Handling:
         claims: Claims,
         *,
         careful: bool,
+        mark: Mark | None,
     ) -> None:
         self._session = session
+        self._mark = mark
         self._judge = judge
         # Where a failure has consequences for what comes after it, the batch is run again with it.
         self._fails_in_place = settings.failure.policy == "dead-letter"
         self._records = records
         self._claims = claims
-        self._concurrency = settings.concurrency
+        self._concurrency = 1 if mark else settings.concurrency
         self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
         self._max_output = max_output(settings)
         self._queue = Queue(session.statements, self._refused if careful else None)
@@ -85,7 +91,11 @@ class Handling:
             for route, indices in self._runs(ours):
                 # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
                 self._queue.keep_order()
-                if route is not None:
+                if route is not None and self._mark is not None:
+                    for index in indices:
+                        await self._tell(records[index])
+                        await self._many(route, [records[index]])
+                elif route is not None:
                     await self._many(route, [records[index] for index in indices])
                 elif self._concurrency == 1:
                     await self._lane(deque([indices]))
@@ -95,11 +105,18 @@ class Handling:
                 for trouble in self._troubles:
                     raise trouble
             await self._queue.flush()
+            if self._mark is not None:
+                for assignment in dict.fromkeys(map(_assignment, records)):
+                    await self._mark(assignment, None)
         except Exception as error:
             raise HandlerError from error
         finally:
             self._queue.close()
         return self._work
+
+    async def _tell(self, record: Record) -> None:
+        if self._mark is not None:
+            await self._mark(record.assignment, record.message.offset)
 
     def _runs(self, ours: list[int]) -> Iterable[tuple[Route | None, list[int]]]:
         """Records that are handled together: those for the same batch handler, or for any of the others (None)."""
@@ -160,6 +177,8 @@ class Handling:
             await database.stay_awake()
         database.serve(record if message.key is None else (message.partition, message.key), index)
         self._serving.add(index)
+        if self._mark is not None:
+            await self._tell(record)
         try:
             if record.effect is not None:
                 value = record.effect.apply(database)

@@ -28,7 +28,7 @@ RAISE_EPOCH = """
     UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now()
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
-              l.source, l.starts
+              l.source, l.starts, l.trying
 """
 
 CREATE = """
@@ -42,6 +42,13 @@ BEGIN_WORK = """
     UPDATE ledger l SET starts = greatest(0, l.starts + $5)
     FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, epoch)
     WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
+"""
+
+# Survives the death of a process, which is all it is for, and so need not be on disk.
+TRY = """
+    WITH unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+    UPDATE ledger SET trying = $5 FROM unhurried
+    WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
 """
 
 ADVANCE = """
@@ -83,6 +90,7 @@ class LedgerRow:
     outputs: bytes | None
     source: int
     starts: int = 0  # of owners that began to work since a batch was last committed
+    trying: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,7 @@ class Ledger:
                 row["outputs"],
                 row["source"],
                 row["starts"],
+                row["trying"],
             )
             for row in rows
         }
@@ -152,6 +161,10 @@ class Ledger:
             [epoch for _, epoch in begun],
             count,
         )
+
+    async def try_(self, connection: Connection[Row], partition: Partition, epoch: int, offset: int | None) -> None:
+        """Tell which record is at work now; None when none is."""
+        await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, offset)
 
     async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
         """Record a batch in the open transaction; a partition missing from the answer has another owner."""

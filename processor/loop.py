@@ -202,7 +202,8 @@ class Engine:
         Every record ends with an outcome, or its partition waits and reads it again.
         """
         used = assignments_of(records)
-        cautious = self._prepare(records, used)
+        self._prepare(records, used)
+        cautious = any(assignment.caution for assignment in used)
         batch = Batch(records, 1 if cautious else self._settings.concurrency)
         self._holding.sort_out(batch, records)
         try:
@@ -236,18 +237,31 @@ class Engine:
             self._source.release(used)
             self._holding.begin()
 
-    def _prepare(self, records: list[Record], used: Sequence[Assignment]) -> bool:
-        """Some run alone: those that act outside, and all of a partition whose owners keep dying; True for such."""
+    def _prepare(self, records: list[Record], used: Sequence[Assignment]) -> None:
+        """Some run alone: those that act outside, and those that have a history."""
         if self._routes.effects:
             for record in records:
                 record.alone = record.acts
         for assignment in used:
-            if assignment.caution or assignment.attempts:
+            if assignment.attempts or assignment.suspect is not None:
                 for record in records:
                     if record.assignment is assignment:
                         record.attempts = assignment.attempts.get(record.message.offset, 0)
-                        record.alone |= assignment.caution > 0 or record.attempts > 0
-        return any(assignment.caution for assignment in used)
+                        record.alone |= record.attempts > 0
+                        self._quarantine(record)
+
+    def _quarantine(self, record: Record) -> None:
+        """Of a record that was at work when the last of too many owners died."""
+        died = record.assignment.fruitless
+        if record.message.offset == record.assignment.suspect and died >= self._settings.failure.quarantine_after:
+            record.failure = failures.quarantined(died)
+            record.assignment.caution = 0  # it is found
+
+    async def _mark(self, assignment: Assignment, offset: int | None) -> None:
+        """Where owners keep dying: tell the next one which record it was."""
+        if assignment.caution:
+            async with self._control.use() as connection:
+                await self._ledger.try_(connection, assignment.partition, assignment.epoch, offset)
 
     async def _begin_work(self, used: Sequence[Assignment]) -> None:
         """Once for each owner: if it dies before its first commit, the next one knows that it had begun."""
@@ -291,8 +305,15 @@ class Engine:
                 if claims.newly_failed and self._parks:
                     raise Again("a message that fails for its id parks its key")
                 failpoints.reach("after_claim")
+                cautious = any(record.assignment.caution for record in records)
                 handling = Handling(
-                    self._settings, self._work_session, self._judge, records, claims, careful=self._careful > 0
+                    self._settings,
+                    self._work_session,
+                    self._judge,
+                    records,
+                    claims,
+                    careful=self._careful > 0,
+                    mark=self._mark if cautious else None,
                 )
                 work = await handling.run()
                 undone = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None or r.parked]
@@ -590,6 +611,7 @@ class Engine:
                 if row is not None and not assignment.known:
                     # So many owners before us died of their first batch: one of the next records may be why.
                     assignment.fruitless = row.starts
+                    assignment.suspect = row.trying
                     if row.starts >= self._settings.failure.quarantine_after - 1:
                         assignment.caution = self._settings.batch.max_messages
             await parking.load(connection, assignments)
