@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from processor import Database, Message, Output, Reject, Result, Retry
+from processor import Database, Message, Output, Reject, Result, Retry, Unavailable
 
 INSERT = "INSERT INTO effects (what) VALUES ($1)"
 
@@ -387,3 +387,47 @@ async def reject_or_apply(message: Message[Any], db: Database) -> Output:
         raise Reject(f"told to fail on {what}")
     await db.execute(INSERT, what)
     return Output(output_topic, {"what": what}, key=message.key)
+
+
+async def hold_up(message: Message[Any], db: Database) -> None:
+    """Keeps the engine busy until the gate opens."""
+    calls[message.id] += 1
+    await gate.wait()
+
+
+async def read_swallow_and_write(message: Message[Any], db: Database) -> None:
+    """Reads, whatever comes of it, and then queues a row of its own."""
+    calls[message.id] += 1
+    with contextlib.suppress(Exception):
+        await db.fetch("SELECT 1")
+    db.write(INSERT, _what(message))
+
+
+async def read_impatiently_and_write(message: Message[Any], db: Database) -> None:
+    """The same, but does not wait long for the answer."""
+    calls[message.id] += 1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await db.fetch("SELECT 1")
+    db.write(INSERT, _what(message))
+
+
+async def stall(message: Message[Any], db: Database) -> None:
+    """Raises what is planned; comes to no end where it is told to fail, and opens the gate to say so."""
+    calls[message.id] += 1
+    error = next(plans.get(message.id, iter(())), None)
+    if error is not None:
+        raise error
+    db.write(INSERT, _what(message))
+    if message.id in failing:
+        gate.set()
+        await asyncio.sleep(3600)
+
+
+async def down_at_first(message: Message[Any], db: Database) -> None:
+    """Finds what it needs down when it is called for the first time, and waits for the gate after that."""
+    calls[message.id] += 1
+    if calls[message.id] == 1:
+        raise Unavailable("down", after=0.0)
+    await gate.wait()
+    db.write(INSERT, _what(message))
