@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from processor import Retry, Unavailable, config, dispatch
+from processor import Reject, Retry, Unavailable, config, dispatch
 from processor.consumer import Assignment, Source
 from processor.decode import Decoder
 from processor.errors import BatchAborted, Halt
@@ -255,6 +255,61 @@ async def test_attempts_that_are_cut_off_at_the_end_of_orderly_stops_quarantine_
     assert await b.effects() == ["m0", "m1"]
 
 
+@pytest.mark.parametrize("effect", [False, True], ids=["in retry", "effect"])
+async def test_orderly_restarts_during_an_outage_quarantine_nobody(
+    bench: MakeBench, logs: list[Any], effect: bool
+) -> None:
+    b = bench(
+        {"T": {"call": "stall", "effect": effect}},
+        failure={"quarantine_after": 2},
+        retry={**THREE, "attempts": 9},
+        effects=SOON,
+    )
+    b.send(messages("m0", "m1"))
+    handlers.plans["m0"] = iter([Retry("so that it has a row", after=0.0), *repeat(Unavailable("down", after=0.0), 99)])
+    for restart in range(4):
+        handlers.calls.clear()
+        async with b.running():
+            await b.until(lambda: handlers.calls["m0"] >= 2 or events(logs, "message_failed"), "two calls")
+        assert events(logs, "message_failed") == [], f"after {restart} restarts"
+    assert await b.effects() == []
+    handlers.plans.clear()
+    await b.run_until_done()
+    assert await statuses(b) == {}
+    assert await b.effects() == ["m0", "m1"]
+
+
+async def test_outage_that_outlasts_the_lease_again_and_again_quarantines_nobody(bench: MakeBench) -> None:
+    """One process from beginning to end; its own lease runs out while its partition waits."""
+    b = bench({"T": {"call": "stall", "effect": True}}, failure={"quarantine_after": 2}, effects=SOON)
+    handlers.plans["m0"] = repeat(Unavailable("down", after=1.0), 4)
+    b.send(messages("m0", "m1"))
+    await b.run_until_done()
+    assert await statuses(b) == {}
+    assert await b.effects() == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("effect", [False, True], ids=["in retry", "effect"])
+async def test_message_that_halts_its_partition_at_every_start_is_tried_again_once_it_is_mended(
+    bench: MakeBench, effect: bool
+) -> None:
+    b = bench(
+        {"T": {"call": "stall", "effect": effect}},
+        failure={"quarantine_after": 2, "policy": "halt"},
+        retry={**THREE, "attempts": 2},
+        effects=SOON,
+    )
+    handlers.plans["m0"] = repeat(RuntimeError("a bug"))
+    b.send(messages("m0", "m1"))
+    for _ in range(4):
+        with pytest.raises(Halt, match="a bug"):
+            await b.run_until_done()
+    handlers.plans.clear()
+    await b.run_until_done()
+    assert await statuses(b) == {}
+    assert await b.effects() == ["m0", "m1"]
+
+
 # --- effects ---
 
 
@@ -407,4 +462,54 @@ async def test_partition_that_is_halted_after_another_of_its_messages_was_to_wai
     await b.execute("ALTER TABLE effects DROP CONSTRAINT good")
     await b.run_until_done()
     assert [what for what in await b.effects() if what.startswith("m")] == ["m0", "m1", "m2"]
+    assert await statuses(b) == {}
+
+
+@pytest.mark.parametrize("error", [Retry, Unavailable])
+async def test_partition_with_a_message_to_wait_for_after_it_was_halted_stays_halted_and_skips_nothing(
+    bench: MakeBench, logs: list[Any], error: type[Retry | Unavailable]
+) -> None:
+    """What cannot be decoded is known before anything of the batch is tried."""
+    b = bench({"T": "planned", "G": "hold_up"}, partitions=2, failure={"policy": "halt"}, retry=THREE)
+    handlers.plans["m0"] = iter([error("not yet", after=0.0)])
+    async with b.running():
+        await b.until(lambda: len(b.engines[0]._source.fetching()) == 2, "both partitions")
+        await in_one_batch(b, [*messages("m0"), Sent(b"{", id="m1"), *messages("m2")])
+        await b.until(lambda: events(logs, "partition_halted"), "the halt")
+        for n in range(3):
+            await finish_the_other_partition(b, f"other{n}")
+            b.send(messages(f"m{n + 3}"))
+    assert events(logs, "partition_held") == [], "whoever waits goes on after a while"
+    assert [what for what in await b.effects() if what.startswith("m")] in ([], ["m0"])
+    assert b.committed()[0] <= 2
+    await b.run_until_done(PROCESSOR_FAILURE__POLICY="dead-letter")
+    assert [what for what in await b.effects() if what.startswith("m")] == ["m0", "m2", "m3", "m4", "m5"]
+    assert await statuses(b) == {"m1": "failed"}
+
+
+async def test_message_at_which_a_partition_is_halted_is_not_passed_when_one_before_it_is_tried_again(
+    bench: MakeBench, logs: list[Any]
+) -> None:
+    """m1 fails while m0's write is only queued; that one is refused afterwards, and asks for another try."""
+    slowly = {"attempts": 3, "first_delay_ms": 1_000, "max_delay_ms": 1_000}
+    b = bench({"T": "planned", "G": "hold_up"}, partitions=2, failure={"policy": "halt"}, retry=slowly)
+    await b.execute(
+        "CREATE UNIQUE INDEX good ON effects (what) WHERE what = 'm0'", "INSERT INTO effects (what) VALUES ('m0')"
+    )
+    handlers.plans["m1"] = repeat(Reject("bad"))
+    async with b.running():
+        await b.until(lambda: len(b.engines[0]._source.fetching()) == 2, "both partitions")
+        await in_one_batch(b, messages("m0", "m1", "m2"))
+        await b.until(lambda: events(logs, "partition_halted"), "the halt")
+        await b.until(lambda: events(logs, "message_retried", message_id="m0"), "the other one's first try")
+        await b.execute("DROP INDEX good", "DELETE FROM effects")
+        for n in range(3):
+            await finish_the_other_partition(b, f"other{n}")
+            b.send(messages(f"m{n + 3}"))
+    assert events(logs, "partition_held") == [], "whoever waits goes on after a while"
+    assert [what for what in await b.effects() if what.startswith("m")] in ([], ["m0"])
+    assert b.committed()[0] <= 2
+    handlers.plans.clear()
+    await b.run_until_done()
+    assert [what for what in await b.effects() if what.startswith("m")] == [f"m{n}" for n in range(6)]
     assert await statuses(b) == {}
