@@ -379,7 +379,7 @@ async def test_process_is_ready_again_when_another_one_takes_the_partition_with_
 @pytest.mark.parametrize("error", [Unavailable, Retry])
 @pytest.mark.parametrize("cause", [TimeoutError, StatementTimedOut, asyncpg.DeadlockDetectedError])
 async def test_handler_that_says_what_a_passing_error_means_is_called_once_per_try(
-    bench: MakeBench, handler: str, error: type[Unavailable | Retry], cause: type[Exception]
+    bench: MakeBench, logs: list[Any], handler: str, error: type[Unavailable | Retry], cause: type[Exception]
 ) -> None:
     b = bench(handler, retry=THREE)
     raised = error("later", after=0.05)
@@ -388,6 +388,7 @@ async def test_handler_that_says_what_a_passing_error_means_is_called_once_per_t
     b.send(messages("m0"))
     await b.run_until_done()
     assert handlers.calls["m0"] == 3
+    assert len(events(logs, "partition_held")) == 2, "no call without the wait that was asked for"
     assert await b.effects() == ["m0"]
     assert (await b.inbox())["m0"]["attempts"] == (3 if error is Retry else 1)
 
