@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from processor import failures
-from processor.errors import Halt
+from processor.errors import BatchAborted, ConnectionLost, Halt
 from processor.failures import Kind
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Holding:
         kind = self._judge.kind(error)
         reason = f"{record.handler}: {type(error).__name__}: {error}"
         if kind is Kind.OUTAGE:
+            await self._end([record])
             self._postpone(batch, record.assignment, record.message.offset, reason, getattr(error, "after", None))
             return False
         failure = self._judge.verdict(record, error)
@@ -77,19 +78,20 @@ class Holding:
             await self._note(record, failures.failure_of(error, kind), delay)
             self._postpone(batch, record.assignment, record.message.offset, reason, delay, outage=False)
             return True
+        record.failure = failure
         if self._halts:
-            record.failure = failure
-            self.halt_at(batch, record)
+            await self.stop(batch, record)
         else:
-            record.failure = failure
             batch.found()
         return False
 
-    def wait(self, batch: Batch, wait: Wait) -> None:
+    async def wait(self, batch: Batch, part: Sequence[Record], wait: Wait) -> None:
+        await self._end(part)
         for assignment in wait.assignments:
             self._postpone(batch, assignment, 0, str(wait), wait.seconds, outage=wait.outage)
 
-    def exhausted(self, batch: Batch, exhausted: Exhausted) -> None:
+    async def exhausted(self, batch: Batch, part: Sequence[Record], exhausted: Exhausted) -> None:
+        await self._end(part)
         self._halt(batch, exhausted.assignment, 0, str(exhausted))
 
     def sort_out(self, batch: Batch, records: Sequence[Record]) -> None:
@@ -97,10 +99,14 @@ class Holding:
         if self._halts:
             for record in records:
                 if record.failure is not None:
-                    self.halt_at(batch, record)
+                    self._halt_at(batch, record)
 
-    def halt_at(self, batch: Batch, record: Record) -> None:
+    async def stop(self, batch: Batch, record: Record) -> None:
         """A record has failed, and the policy is to go no further."""
+        await self._end([record])
+        self._halt_at(batch, record)
+
+    def _halt_at(self, batch: Batch, record: Record) -> None:
         assert record.failure is not None
         reason = f"{record.coordinates}: {record.failure.detail}"
         self._halt(batch, record.assignment, record.message.offset, reason)
@@ -141,6 +147,14 @@ class Holding:
         for timer in self._held.values():
             timer.cancel()
 
+    async def _end(self, records: Sequence[Record]) -> None:
+        """Attempts that count for nothing are over."""
+        try:
+            async with self._session.use() as connection:
+                await self._inbox.abandon(connection, records, ended=True)
+        except (BatchAborted, ConnectionLost) as trouble:  # at worst it is counted once too often
+            log.debug("attempts_not_ended", reason=str(trouble))
+
     async def _note(self, record: Record, failure: Failure, delay: float) -> None:
         """Count the attempt where it survives whatever happens to us."""
         if record.in_inbox:
@@ -169,6 +183,9 @@ class Holding:
         outage: bool = True,
     ) -> None:
         """Leave a partition alone from this offset on."""
+        if assignment in self._halted:
+            batch.leave(assignment, offset)
+            return
         if outage:
             assignment.outages += 1
         if seconds is None:
@@ -185,10 +202,10 @@ class Holding:
     def _halt(self, batch: Batch, assignment: Assignment, offset: int, reason: str) -> None:
         """Go no further in a partition until an operator has looked at it; the others go on."""
         batch.leave(assignment, offset)
-        if assignment in self._halted:
-            return
         self._new.pop(assignment, None)
         self._source.suspend([assignment])
+        if assignment in self._halted:
+            return
         self._halted[assignment] = reason
         self._readiness.obstruct(assignment, reason)
         log.error("partition_halted", partition=str(assignment.partition), reason=reason)

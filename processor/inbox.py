@@ -142,9 +142,14 @@ NOTE = """
 # A type without inbox has a row only while it is in trouble.
 FORGET = "DELETE FROM inbox WHERE key = ANY ($1::uuid[]) AND status = 'pending'"
 
-# We live, and the attempt is over: nobody is to take it for one that killed us.
+# We live, and the attempt is over: nobody is to take it for one that killed us. What it does outside may still be under
+# way if it was cut off ($3 is false): then the lease stays.
 ABANDON = """
-    UPDATE inbox SET starts = nullif(starts - 1, 0), lease_owner = CASE WHEN status = 'processing' THEN lease_owner END
+    UPDATE inbox
+    SET starts = nullif(starts - 1, 0),
+        lease_owner = CASE WHEN status = 'processing' AND NOT $3 THEN lease_owner END,
+        lease_until = CASE WHEN status = 'processing' AND NOT $3 THEN lease_until END,
+        status = CASE WHEN $3 THEN 'pending' ELSE status END
     WHERE key = ANY ($1::uuid[]) AND lease_owner = $2 AND status IN ('pending', 'processing')
 """
 
@@ -305,10 +310,14 @@ class Inbox:
         record.message.attempt = record.attempts + 1
         return True
 
-    async def abandon(self, connection: Connection[Row], records: Sequence[Record]) -> None:
-        """Take back that attempts were begun: they came to no end, but not by our death."""
-        if records:
-            await connection.execute(ABANDON, _uuids(self._key_of(_row_id(record)) for record in records), self._owner)
+    async def abandon(self, connection: Connection[Row], records: Sequence[Record], *, ended: bool) -> None:
+        """Take back that attempts were begun: they came to nothing, or were cut off, but not by our death."""
+        begun = [record for record in records if record.begun]
+        if begun:
+            keys = _uuids(self._key_of(_row_id(record)) for record in begun)
+            await connection.execute(ABANDON, keys, self._owner, ended)
+            for record in begun:
+                record.begun = False
 
     async def forget(self, connection: Connection[Row], records: Sequence[Record]) -> None:
         """Those of types without inbox that are done: their starts are of no interest any more."""

@@ -25,10 +25,13 @@ RAISE_EPOCH = """
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
-    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now()
+    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now(),
+                        deaths = CASE WHEN l.trying IS NULL THEN l.deaths
+                                      WHEN l.trying = l.suspect THEN l.deaths + 1 ELSE 1 END,
+                        suspect = coalesce(l.trying, l.suspect), trying = NULL
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
-              l.source, l.starts, l.trying
+              l.source, l.starts, l.suspect, l.deaths
 """
 
 CREATE = """
@@ -90,7 +93,8 @@ class LedgerRow:
     outputs: bytes | None
     source: int
     starts: int = 0  # of owners that began to work since a batch was last committed
-    trying: int | None = None
+    suspect: int | None = None  # the offset that was at work when the last owner died
+    deaths: int = 0  # of owners in a row, at that offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,8 @@ class Ledger:
                 row["outputs"],
                 row["source"],
                 row["starts"],
-                row["trying"],
+                row["suspect"],
+                row["deaths"],
             )
             for row in rows
         }

@@ -221,11 +221,11 @@ class Engine:
                     if alone is not None:
                         self._counts.retried += await self._holding.blame(batch, alone, problem.error)
                 except Exhausted as exhausted:
-                    self._holding.exhausted(batch, exhausted)
+                    await self._holding.exhausted(batch, part, exhausted)
                 except Stop as stop:
-                    self._holding.halt_at(batch, stop.record)
+                    await self._holding.stop(batch, stop.record)
                 except Wait as wait:
-                    self._holding.wait(batch, wait)
+                    await self._holding.wait(batch, part, wait)
                 except Again as again:
                     batch.tries += 1
                     log.info("batch_retried", reason=str(again), times=batch.tries, records=len(part))
@@ -252,9 +252,10 @@ class Engine:
 
     def _quarantine(self, record: Record) -> None:
         """Of a record that was at work when the last of too many owners died."""
-        died = record.assignment.fruitless
-        if record.message.offset == record.assignment.suspect and died >= self._settings.failure.quarantine_after:
-            record.failure = failures.quarantined(died)
+        # The first death had nobody to tell of it; a single one on record may be of another cause.
+        enough = max(2, self._settings.failure.quarantine_after - 1)
+        if record.message.offset == record.assignment.suspect and record.assignment.deaths >= enough:
+            record.failure = failures.quarantined(record.assignment.deaths)
             record.assignment.caution = 0  # it is found
 
     async def _mark(self, assignment: Assignment, offset: int | None) -> None:
@@ -277,8 +278,11 @@ class Engine:
         fruitless = [assignment for assignment in used if assignment.begun and not assignment.committed]
         try:
             async with asyncio.timeout(ABANDON_SECONDS), self._control.use() as connection:
-                await self._inbox.abandon(connection, [record for record in records if record.begun])
+                await self._inbox.abandon(connection, records, ended=False)
                 await self._ledger.begin_work(connection, [(a.partition, a.epoch) for a in fruitless], -1)
+                for assignment in used:
+                    if assignment.caution:
+                        await self._ledger.try_(connection, assignment.partition, assignment.epoch, None)
         except Exception as error:  # at worst it is counted once too often
             log.debug("attempts_not_abandoned", reason=str(error))
         else:
@@ -362,8 +366,6 @@ class Engine:
             assignment.position = share.next_offset
             assignment.caution = max(0, assignment.caution - sizes[assignment])
             assignment.committed = True
-            if not assignment.caution:
-                assignment.fruitless = 0
             for offset in [offset for offset in assignment.attempts if offset < share.next_offset]:
                 del assignment.attempts[offset]
             self._holding.advanced(assignment)
@@ -609,11 +611,9 @@ class Engine:
                     raise Fenced(f"{partition}: another instance was faster")
                 assignment.source = source
                 if row is not None and not assignment.known:
-                    # So many owners before us died of their first batch: one of the next records may be why.
-                    assignment.fruitless = row.starts
-                    assignment.suspect = row.trying
-                    if row.starts >= self._settings.failure.quarantine_after - 1:
-                        assignment.caution = self._settings.batch.max_messages
+                    # An owner before us died of its first batch: one of the next records may be why.
+                    assignment.caution = self._settings.batch.max_messages if row.starts else 0
+                    assignment.suspect, assignment.deaths = row.suspect, row.deaths
             await parking.load(connection, assignments)
         await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
         async with self._control.use() as connection:

@@ -43,8 +43,8 @@ def test_record_that_kills_the_process_is_quarantined_and_everything_else_is_don
     deaths = 0
     while not survived(start(deployed), verifier):
         deaths += 1
-        # One that has committed something before it died is not on record.
-        assert deaths <= quarantine_after + 1, "it was to be quarantined by now"
+        # The first one or two are not on record: nobody knew which message it was.
+        assert deaths <= quarantine_after + 2, "it was to be quarantined by now"
     print(f"{deaths} processes died, quarantine_after = {quarantine_after}")
     assert deaths >= quarantine_after, "it was put aside before it was sure"
 
