@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -105,10 +106,10 @@ class Handling:
                 for trouble in self._troubles:
                     raise trouble
             await self._queue.flush()
-            if self._mark is not None:
-                for assignment in dict.fromkeys(map(_assignment, records)):
-                    await self._mark(assignment, None)
+            await self._tell_end()
         except Exception as error:
+            with suppress(ProcessorError):
+                await self._tell_end()
             raise HandlerError from error
         finally:
             self._queue.close()
@@ -117,6 +118,11 @@ class Handling:
     async def _tell(self, record: Record) -> None:
         if self._mark is not None:
             await self._mark(record.assignment, record.message.offset)
+
+    async def _tell_end(self) -> None:
+        if self._mark is not None:
+            for assignment in dict.fromkeys(map(_assignment, self._records)):
+                await self._mark(assignment, None)
 
     def _runs(self, ours: list[int]) -> Iterable[tuple[Route | None, list[int]]]:
         """Records that are handled together: those for the same batch handler, or for any of the others (None)."""

@@ -681,6 +681,7 @@ class Engine:
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""
+        await self._abandon((), self._source.owned())
         try:
             await self._mark_sent()
         except Trouble as trouble:

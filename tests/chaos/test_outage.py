@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.conftest import Fragile
 from tests.conftest import Deploy, Start
 from tests.support import faulty_table, letters, sending, sql
@@ -16,13 +14,11 @@ from tests.support.waiting import eventually, throughout
 DOWN_SECONDS = 30.0
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_postgres_away_for_half_a_minute_under_load_costs_nothing_but_time(
-    protocol: str, tmp_path: Path, fragile: Fragile, deployment: Deploy, start: Start
+    tmp_path: Path, fragile: Fragile, deployment: Deploy, start: Start
 ) -> None:
     ready = tmp_path / "ready"
     deployed = deployment(
-        protocol=protocol,
         stack=fragile.addresses,
         database=fragile.databases.migrated(),
         dead_letters=True,
