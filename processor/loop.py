@@ -167,10 +167,7 @@ class Engine:
         self._source.raise_failure()
         self._recover_new()
         self._holding.look()
-        if self._source.outside:
-            self._readiness.obstruct("outside", "the group has dropped us; are the brokers reachable?")
-        else:
-            self._readiness.clear("outside")
+        self._look_for_the_group()
         records = self._source.take(batch.max_messages, batch.max_bytes)
         if records:
             self._backlog = len(records) >= batch.max_messages // 2
@@ -193,8 +190,15 @@ class Engine:
                 while not (self._stopping or enough() or self._source.has_a_batch(batch.max_messages, batch.max_bytes)):
                     self._source.news.clear()
                     await self._source.news.wait()
+                    self._look_for_the_group()
         except TimeoutError:
             pass
+
+    def _look_for_the_group(self) -> None:
+        if self._source.outside:
+            self._readiness.obstruct("outside", "the group has dropped us; are the brokers reachable?")
+        else:
+            self._readiness.clear("outside")
 
     async def _process(self, records: list[Record]) -> None:
         """Commit the batch whole if it goes, in parts if it does not.
