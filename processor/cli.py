@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from processor import config, telemetry
+from processor.arguments import ConfigFile
 from processor.dlq_cli import app as dlq_app
 from processor.errors import ConfigError, ProcessorError
 from processor.stack.cli import app as stack_app
@@ -40,14 +40,6 @@ app = typer.Typer(
 app.add_typer(stack_app, name="stack")
 app.add_typer(dlq_app, name="dlq")
 
-ConfigFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        envvar="PROCESSOR_CONFIG",
-        help="TOML file of one deployment, such as config/orders.toml.",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from processor import config
+from processor.arguments import ConfigFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,14 +46,6 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 
-ConfigFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        envvar="PROCESSOR_CONFIG",
-        help="TOML file of one deployment, such as config/orders.toml.",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Message id; may be repeated.")]
 Key = Annotated[str | None, typer.Option("--key", help="Key of the record, as text.")]

@@ -69,7 +69,6 @@ PROGRESS_SECONDS = 10.0
 # These mean: what was committed has to be looked up. Everything else is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
 
-
 SHORTEST_WAIT_SECONDS = 0.2
 ABANDON_SECONDS = 2.0
 # After a queued write was refused, so many batches are sent in a way that tells whose it is if it happens again.
