@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
-from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.bench import Bench, Sent
 from tests.support.deployments import PROJECT
 
 MESSAGES = 300
@@ -18,11 +18,10 @@ RATE = 100  # a second: time to kill it
 
 
 async def until_applied(bench: Bench, count: int) -> None:
-    async with asyncio.timeout(SECONDS):
-        while True:
-            if len(await bench.effects()) >= count:
-                return
-            await asyncio.sleep(0.02)  # nobody tells a bystander what is committed
+    async def applied() -> bool:
+        return len(await bench.effects()) >= count
+
+    await bench.until(applied, f"{count} messages applied")
 
 
 @pytest.mark.parametrize(

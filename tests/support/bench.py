@@ -75,19 +75,15 @@ class Bench:
 
     async def done(self) -> None:
         """Until the group has committed every input partition to its end."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            committed = await asyncio.to_thread(self.committed)
-            ends = await asyncio.to_thread(self.ends)
-            if all(committed.get(partition, 0) >= end for partition, end in ends.items()):
-                return
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            assert time.monotonic() < deadline, f"not done: committed {committed} of {ends}"
-            await asyncio.sleep(INTERVAL_SECONDS)  # nobody tells a bystander what is committed
+        stand: dict[str, dict[int, int]] = {}
 
-    async def until(self, condition: Callable[[], Awaitable[object] | object], what: str) -> None:
+        def committed() -> bool:
+            stand["committed"], stand["ends"] = self.committed(), self.ends()
+            return all(stand["committed"].get(partition, 0) >= end for partition, end in stand["ends"].items())
+
+        await self.until(lambda: asyncio.to_thread(committed), lambda: f"all input committed: {stand}")
+
+    async def until(self, condition: Callable[[], Awaitable[object] | object], what: str | Callable[[], str]) -> None:
         """Until the condition holds; fails at once if an engine gives up meanwhile."""
         deadline = time.monotonic() + SECONDS
         while True:
@@ -97,7 +93,8 @@ class Bench:
             for task in self._tasks:
                 if task.done():
                     task.result()
-            assert time.monotonic() < deadline, f"not within {SECONDS:g} s: {what}"
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {SECONDS:g} s: {what if isinstance(what, str) else what()}")
             await asyncio.sleep(INTERVAL_SECONDS)  # nobody tells a bystander
 
     async def done_with(self, partition: int) -> None:
