@@ -6,21 +6,34 @@ from typing import Any
 
 from benchmarks import sql
 from benchmarks.job import Job
-from processor import Database, Message, Output
+from processor import Database, Message, Messages, Output, Outputs
 
 Order = dict[str, Any]
 
 OUTPUT = Job.read().output
 
 
-async def batch(messages: list[Message[Order]], db: Database) -> list[Output]:
-    orders = [message.value for message in messages]
+async def batch(messages: Messages[Order], db: Database) -> Outputs:
+    ids, skus, quantities = await book(messages.values, db)
+    answers = [
+        {"order_id": id_, "sku": sku, "quantity": quantity}
+        for id_, sku, quantity in zip(ids, skus, quantities, strict=True)
+    ]
+    return Outputs(OUTPUT, answers, messages.keys)
+
+
+async def objects(messages: list[Message[Order]], db: Database) -> list[Output]:
+    await book([message.value for message in messages], db)
+    return [answer(message) for message in messages]
+
+
+async def book(orders: list[Order], db: Database) -> tuple[list[str], list[str], list[int]]:
     ids = [order["order_id"] for order in orders]
     skus = [order["sku"] for order in orders]
     quantities = [order["quantity"] for order in orders]
     await db.execute(sql.INSERT_MANY, ids, skus, quantities)
     await db.execute(sql.UPDATE_MANY, skus, quantities)
-    return [answer(message) for message in messages]
+    return ids, skus, quantities
 
 
 async def collect(message: Message[Order], db: Database) -> Output:

@@ -86,6 +86,7 @@ SUBJECTS = (
     BARE,
     BATCH,
     Processor("batch-2", "processor, batch handler, 2 workers", workers=2),
+    Processor("objects", "processor, batch handler, a list of messages", handler="objects"),
     Processor("collect", "processor, per message: collect", handler="collect"),
     Processor("write", "processor, per message: write", handler="write", share=0.5),
     Processor("execute", "processor, per message: execute", handler="execute", share=0.1),

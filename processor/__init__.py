@@ -5,6 +5,6 @@ What handlers may import is here; nothing else is public.
 
 from processor.database import Database
 from processor.failures import Reject, Retry, Unavailable
-from processor.records import Message, Output, Result
+from processor.records import Message, Messages, Output, Outputs, Result
 
-__all__ = ["Database", "Message", "Output", "Reject", "Result", "Retry", "Unavailable"]
+__all__ = ["Database", "Message", "Messages", "Output", "Outputs", "Reject", "Result", "Retry", "Unavailable"]

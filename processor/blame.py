@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from processor.spans import told
+
 if TYPE_CHECKING:
     from processor.consumer import Assignment
     from processor.records import Record
@@ -82,19 +84,22 @@ class Batch:
     Of those that act outside so many are tried together; any other that is to be alone is alone.
     """
 
-    def __init__(self, records: list[Record], together: int = 1) -> None:
-        self._rest = records
+    def __init__(self, records: Sequence[Record], together: int = 1) -> None:
+        self._rest: Sequence[Record] = records
         self._together = together
         self._suspects = 0  # so many of the first are known to have a bad one among them
         self._limit: int | None = None
         self._size = 0
         self.tries = 0  # of the same part, nobody being at fault
 
-    def part(self) -> list[Record]:
+    def part(self) -> Sequence[Record]:
         """Empty when all is done."""
         size = len(self._rest) if self._suspects == 0 else max(1, self._suspects // 2)
         if self._limit is not None:
             size = min(size, self._limit)
+        if size == len(self._rest) and not told(self._rest):  # none of them is to be alone
+            self._size = size
+            return self._rest
         part = self._rest[:size]
         lone = next((index for index, record in enumerate(part) if record.alone), None)
         if lone == 0:
@@ -107,7 +112,7 @@ class Batch:
 
     def committed(self) -> None:
         self.tries = 0
-        self._rest = self._rest[self._size :]
+        self._rest = self._rest[self._size :] if self._size < len(self._rest) else ()
         self._suspects = max(0, self._suspects - self._size)
         self._limit = None
 

@@ -15,17 +15,17 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
-from operator import attrgetter
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from processor.errors import Halt, ProcessorError
-from processor.records import Partition, Record
+from processor.records import Partition
+from processor.spans import Records, Span
 
 if TYPE_CHECKING:
     from processor.budget import Budget
@@ -72,7 +72,7 @@ class Assignment:
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
     attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox
     budget: Budget | None = None
-    buffer: deque[Record] = field(default_factory=deque)
+    buffer: deque[Span] = field(default_factory=deque)
 
 
 class Source:
@@ -161,36 +161,30 @@ class Source:
     def has_a_batch(self, max_records: int, max_bytes: int) -> bool:
         return self._buffered_records >= max_records or self._buffered_bytes >= max_bytes
 
-    def take(self, max_records: int, max_bytes: int) -> list[Record]:
+    def take(self, max_records: int, max_bytes: int) -> Records:
         """The next batch: a fair share of each partition, in offset order within it.
 
         Its assignments are in use until released.
         """
-        taken: list[Record] = []
-        size = 0
+        taken: list[Span] = []
+        records, size = 0, 0
         with self._changed:
             ready = [assignment for assignment in self._assignments.values() if assignment.buffer]
             # Another one is served first each time, so that no partition starves when the bytes run out.
             self._first = (self._first + 1) % max(1, len(ready))
             ready = ready[self._first :] + ready[: self._first]
             for index, assignment in enumerate(ready):
-                share = -(-(max_records - len(taken)) // (len(ready) - index))
-                buffer = assignment.buffer
-                offered = list(islice(buffer, share))
-                if size + sum(map(_size, offered)) > max_bytes:
-                    sizes = accumulate(map(_size, offered), initial=size)
-                    # those that begin within the limit; the first record of a batch always does
-                    offered = [record for record, before in zip(offered, sizes) if before < max_bytes]  # noqa: B905
-                for _ in offered:
-                    buffer.popleft()
-                taken += offered
-                size += sum(map(_size, offered))
-            self._buffered_records -= len(taken)
-            self._buffered_bytes -= size + RECORD_OVERHEAD * len(taken)
-            for assignment in assignments_of(taken):
+                share = -(-(max_records - records) // (len(ready) - index))
+                for span in _first_of(assignment.buffer, share, max_bytes - size):
+                    taken.append(span)
+                    records += len(span)
+                    size += sum(span.sizes)
+            self._buffered_records -= records
+            self._buffered_bytes -= size + RECORD_OVERHEAD * records
+            for assignment in dict.fromkeys(span.assignment for span in taken):
                 assignment.users += 1
             self._changed.notify_all()
-        return taken
+        return Records(taken)
 
     def use(self, assignments: Iterable[Assignment]) -> None:
         with self._changed:
@@ -310,7 +304,7 @@ class Source:
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
-        self._buffered_records -= len(assignment.buffer)
+        self._buffered_records -= sum(map(len, assignment.buffer))
         self._buffered_bytes -= _bytes_of(assignment.buffer)
         assignment.buffer.clear()
 
@@ -356,23 +350,25 @@ class Source:
                 self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
 
     def _keep(self, messages: list[Any]) -> None:
-        by_assignment: dict[Assignment, list[Any]] = {}
-        for message in messages:
-            error = message.error()
-            assignment = self._assignments.get((message.topic(), message.partition()))  # type: ignore[call-overload]
-            if error is not None:
-                self._report(error, assignment)
-            elif assignment is not None and assignment.fetching:
-                by_assignment.setdefault(assignment, []).append(message)
-        decoded = [
-            (assignment, self._decoder.decode_all(raws, assignment)) for assignment, raws in by_assignment.items()
-        ]
+        bad = [message for message in messages if message.error() is not None]
+        for message in bad:
+            self._report(message.error(), self._assignments.get(Partition(message.topic(), message.partition())))
+        good = [message for message in messages if message.error() is None] if bad else messages
+        places = list(
+            zip([message.topic() for message in good], [message.partition() for message in good], strict=True)
+        )
+        decoded = []
+        for place in dict.fromkeys(places):
+            assignment = self._assignments.get(Partition(*place))
+            if assignment is not None and assignment.fetching:
+                raws = [message for message, at in zip(good, places, strict=True) if at == place]
+                decoded.append((assignment, self._decoder.decode_all(raws, assignment).spans))
         with self._changed:
-            for assignment, records in decoded:
+            for assignment, spans in decoded:
                 if assignment.fetching:
-                    assignment.buffer.extend(records)
-                    self._buffered_records += len(records)
-                    self._buffered_bytes += _bytes_of(records)
+                    assignment.buffer.extend(spans)
+                    self._buffered_records += sum(map(len, spans))
+                    self._buffered_bytes += _bytes_of(spans)
         self._wake()
 
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
@@ -391,11 +387,23 @@ class ConsumerDied(ProcessorError):
     """librdkafka's consumer reported a fatal error; a new process starts clean."""
 
 
-_size: Callable[[Record], int] = attrgetter("size")
+def _first_of(buffer: deque[Span], most: int, max_bytes: int) -> Iterator[Span]:
+    """Take so many records from a buffer, those that begin within the limit; the limit of a whole batch is above 0."""
+    while buffer and most > 0 and max_bytes > 0:
+        span = buffer.popleft()
+        fits = len(span)
+        if sum(span.sizes) > max_bytes:
+            fits = sum(before < max_bytes for before in accumulate(span.sizes[:-1], initial=0))
+        if min(most, fits) < len(span):
+            span, rest = span.split(min(most, fits))
+            buffer.appendleft(rest)
+        most -= len(span)
+        max_bytes -= sum(span.sizes)
+        yield span
 
 
-def _bytes_of(records: Collection[Record]) -> int:
-    return sum(map(_size, records)) + RECORD_OVERHEAD * len(records)
+def _bytes_of(spans: Iterable[Span]) -> int:
+    return sum(sum(span.sizes) + RECORD_OVERHEAD * len(span) for span in spans)
 
 
 def _partition(partition: TopicPartition) -> Partition:
@@ -408,8 +416,3 @@ def _topic_partition(assignment: Assignment) -> TopicPartition:
 
 def _names(partitions: list[TopicPartition]) -> list[str]:
     return [str(_partition(partition)) for partition in partitions]
-
-
-def assignments_of(records: Iterable[Record]) -> list[Assignment]:
-    """The assignments of a batch, in its order."""
-    return list(dict.fromkeys(map(attrgetter("assignment"), records)))

@@ -150,6 +150,7 @@ class Queue:
         self.flushes = 0
         self._refused = refused
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something; only if careful
+        self._sent = False  # it has seen something, of whomever
         self._open = True
         self._failed: Exception | None = None
         self._groups: list[_Group] = []
@@ -182,12 +183,13 @@ class Queue:
 
     def reach(self, owner: int | None) -> None:
         """Postgres is going to see something of this message."""
+        self._sent = True
         if self._refused is not None:
             self._reached.add(owner)
 
     def withdraw(self, owner: int) -> bool:
         """Undo what is queued for a message; False if Postgres has seen some of it."""
-        if owner in self._reached:
+        if owner in self._reached or (self._refused is None and self._sent):
             return False
         for group in (*self._sending, *self._groups):
             for index, one in enumerate(group.owners):
@@ -203,6 +205,7 @@ class Queue:
         self._newest_group_of.clear()
         self._newest_group_of_key.clear()
         self.flushes += 1
+        self._sent = True
         self.note_sent()
         for group in self._sending:
             try:

@@ -1,4 +1,4 @@
-"""Bytes and headers to a `Record`, or to a `Record` with a `Failure` that keeps the evidence.
+"""Bytes and headers to records; one that cannot be decoded has a `Failure` that keeps the evidence.
 
 Runs on the poll thread, so that batch N+1 is decoded while Postgres works on batch N. Pure, and
 it never raises: whatever a producer sends, and whatever a model's own validators make of it, ends
@@ -13,14 +13,15 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import chain, repeat
-from operator import itemgetter
+from itertools import chain
+from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
 from processor import identity
 from processor.records import Failure, Headers, Message, Partition, Record
+from processor.spans import Records, Span, Unusual, Usual
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -33,7 +34,7 @@ MAX_ID_CHARS = 512
 # Names the message that an operator sends once more: the consumer that is to have it, a colon, its id in the inbox.
 REDRIVE = "processor-redrive"
 
-# So many records are decoded together: the more, the faster; the fewer, the less one unusual record slows down.
+# So many records are decoded together where one among more is unusual.
 PIECE = 100
 TIMESTAMP_NOT_AVAILABLE = 0  # as librdkafka says it
 
@@ -193,11 +194,9 @@ class Columns:
 
     def sizes(self) -> Iterable[int]:
         """What `_size` gives for each."""
-        if any(self.headers):
+        if any(self.headers) or None in self.keys:
             return map(_size, self.keys, self.values, self.headers)
-        return [
-            len(value) + (0 if key is None else len(key)) for key, value in zip(self.keys, self.values, strict=True)
-        ]
+        return map(add, map(len, self.values), map(len, self.keys))  # type: ignore[arg-type]
 
     def may_lose_digits(self) -> bool:
         return self.has_run_of(_DIGITS_AND_POINT, _MAYBE_LONG)
@@ -216,20 +215,26 @@ class Decoder:
         self._consumer = settings.consumer
         self._scope = identity.scope(message)
         self._key = identity.inbox_key(settings.consumer)
+        self._keys = identity.inbox_keys(settings.consumer)
         self._max_bytes = message.max_bytes
         self._routes = routes
 
-    def decode_all(self, raws: Sequence[RawRecord], assignment: Assignment) -> list[Record]:
-        """What `decode` gives for each; at once where nothing is unusual about any of them."""
-        records: list[Record] = []
+    def decode_all(self, raws: Sequence[RawRecord], assignment: Assignment) -> Records:
+        """What `decode` gives for each; by the column where nothing is unusual about any of them."""
+        whole = self._decode_usual(raws, assignment) if raws else None
+        return Records([whole] if whole is not None else self._in_pieces(raws, assignment))
+
+    def _in_pieces(self, raws: Sequence[RawRecord], assignment: Assignment) -> list[Span]:
+        spans: list[Span] = []
         for first in range(0, len(raws), PIECE):
             piece = raws[first : first + PIECE]
-            records += self._decode_usual(piece, assignment) or [
-                self.decode(_incoming(raw, assignment.partition), assignment) for raw in piece
-            ]
-        return records
+            spans.append(
+                self._decode_usual(piece, assignment)
+                or Unusual(assignment, [self.decode(_incoming(raw, assignment.partition), assignment) for raw in piece])
+            )
+        return spans
 
-    def _decode_usual(self, raws: Sequence[RawRecord], assignment: Assignment) -> list[Record] | None:
+    def _decode_usual(self, raws: Sequence[RawRecord], assignment: Assignment) -> Span | None:
         """None if a record among them is unusual: no value, too large, not decodable, no id, no handler, redriven."""
         values = [raw.value() for raw in raws]
         if None in values or max(map(len, values)) > self._max_bytes:  # type: ignore[arg-type]
@@ -256,42 +261,35 @@ class Decoder:
         if decoded is None:
             return None
         routes, documents = decoded
-        messages = map(
-            Message,
-            ids,
+        usual = Usual(
+            assignment,
+            routes[0],
+            cast("list[str]", ids),
             [type_ or None for type_ in types],
             columns.keys,
-            documents,
+            list(documents),
             columns.headers,
-            repeat(assignment.partition.topic),
-            repeat(assignment.partition.number),
             columns.offsets,
             timestamps,
+            self._keys(cast("list[str]", ids)),
+            columns.values,
+            columns.checksums(),
+            list(columns.sizes()),
         )
-        return list(
-            map(
-                Record,
-                messages,
-                map(self._key, ids),  # type: ignore[arg-type]
-                columns.values,
-                columns.checksums(),
-                columns.sizes(),
-                routes,
-                [route.inbox for route in routes],
-                repeat(None),
-                repeat(assignment),
-            )
-        )
+        if len(set(routes)) == 1:
+            return usual
+        records = usual.records()
+        for record, route in zip(records, routes, strict=True):
+            record.route, record.in_inbox = route, route.inbox
+        return Unusual(assignment, records)
 
     def _values(self, columns: Columns, types: Sequence[str | None]) -> tuple[list[Route], Sequence[Any]] | None:
         """The handlers' routes, and the values as these want them; None if one has no handler or a bad value."""
-        routes: list[Route] = []
-        for type_ in types:
-            route = self._routes.find(type_)
-            if route is None:
-                return None
-            routes.append(route)
-        if routes.count(routes[0]) == len(routes):
+        found = {type_: self._routes.find(type_) for type_ in set(types)}
+        if None in found.values():
+            return None
+        routes = cast("list[Route]", [found[type_] for type_ in types])
+        if len(set(found.values())) == 1:
             values = routes[0].values(columns)
             return None if values is None else (routes, values)
         mixed: list[Any] = [None] * len(routes)

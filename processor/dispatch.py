@@ -1,8 +1,9 @@
 """Finds the handler of a message type, knows what it wants to be given, and makes sense of what it returns.
 
 A handler is `async def f(message: Message[T], db: Database)` or, in batch form,
-`async def f(messages: list[Message[T]], db: Database)`. `T` decides the value: `bytes` is raw,
-`dict` or nothing is plain JSON, and a dataclass, pydantic model or TypedDict is validated.
+`async def f(messages: list[Message[T]], db: Database)`, or with `Messages[T]` for its columns.
+`T` decides the value: `bytes` is raw, `dict` or nothing is plain JSON, and a dataclass, pydantic
+model or TypedDict is validated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 from processor.decode import BadValue, Columns, Incoming, may_lose_digits, parse_exactly
 from processor.errors import ConfigError
 from processor.importing import resolve
-from processor.records import Message, Output, Record, Result
+from processor.records import Message, Messages, Output, Outputs, Result
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -41,18 +42,22 @@ class Route:
     values: Callable[[Columns], Sequence[Any] | None]  # the same for many; None if it will not do for all
     takes_batch: bool
     inbox: bool
+    by_column: bool = False  # a batch as Messages
     type: str = ANY_TYPE
     effect: bool = False  # it acts outside of the database
     timeout_seconds: float = 60.0
 
 
 class Given(NamedTuple):
-    """What a handler gave: outputs, each with the record it answers and its place among that one's, and results."""
+    """What a batch handler gave: outputs, each with the message it answers and its place among that one's, and results.
+
+    Messages are told by their places in the batch.
+    """
 
     outputs: Sequence[Output] = ()
-    causes: Sequence[Record] = ()
-    places: Sequence[int] = ()
-    results: Sequence[tuple[Record, Any]] = ()
+    where: Sequence[int] = ()
+    places: list[int] = []  # noqa: RUF012 - never changed
+    results: Sequence[tuple[int, Any]] = ()
 
 
 class Routes:
@@ -73,7 +78,7 @@ def load(settings: Settings) -> Routes:
         where = f"{settings.source}: handlers.{type_}"
         try:
             function = resolve(handler.call)
-            takes_batch, annotation = _signature(function)
+            takes_batch, by_column, annotation = _signature(function)
             value, values = _value_readers(annotation)
             if handler.effect and takes_batch:
                 raise ConfigError(f"{handler.call}: a handler with effect = true takes one message, not a list of them")
@@ -81,56 +86,60 @@ def load(settings: Settings) -> Routes:
             raise ConfigError(f"{where}: {error}") from None
         timeout_ms = handler.timeout_ms or settings.failure.timeout_ms
         routes[type_] = Route(
-            function, handler.call, value, values, takes_batch, handler.inbox, type_, handler.effect, timeout_ms / 1000
+            function,
+            handler.call,
+            value,
+            values,
+            takes_batch,
+            handler.inbox,
+            by_column,
+            type_,
+            handler.effect,
+            timeout_ms / 1000,
         )
     return Routes(routes)
 
 
-def given_for_one(record: Record, value: Any) -> Given:
-    """A handler may return an Output, a list of them, a Result, or a plain value to be kept as result."""
-    if type(value) is Output:
-        return Given((value,), (record,), (0,))
+def given_for_one(handler: str, value: Any) -> tuple[Sequence[Output], Any]:
+    """Outputs and result. A handler may return an Output, a list of them, a Result, or a plain value: its result."""
     if value is None:
-        return Given()
-    outputs: Sequence[Output] = ()
-    result: Any = None
+        return (), None
+    if isinstance(value, Output):
+        return (value,), None
     if isinstance(value, Result):
-        outputs, result = value.outputs, value.value
-    elif isinstance(value, list | tuple):
-        outputs = value
+        return value.outputs, value.value
+    if isinstance(value, list | tuple):
         for item in value:
             if not isinstance(item, Output):
                 raise TypeError(
-                    f"{record.handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
+                    f"{handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
                     "return Outputs, or Result(value, outputs)"
                 )
-    elif isinstance(value, Output):
-        outputs = (value,)
-    else:
-        result = value
-    return Given(outputs, [record] * len(outputs), range(len(outputs)), () if result is None else ((record, result),))
+        return value, None
+    if isinstance(value, Outputs):
+        raise TypeError(f"{handler} returned Outputs, which answer a batch; return an Output, or a list of them")
+    return (), value
 
 
-def given_for_batch(records: Sequence[Record], value: Any) -> Given:
+def given_for_batch(handler: str, messages: Sequence[Message[Any]], value: Any) -> Given:
     """What a batch handler gave, put in the order of the messages that it names as causes."""
     if value is None:
         return Given()
     if not isinstance(value, list | tuple):
         value = [value]
-    if len(value) == len(records) and set(map(type, value)) == {Output}:
-        messages = [record.message for record in records]
-        if all(map(is_, map(_cause, value), messages)):  # the usual: one for each, in order
-            return Given(value, records, [0] * len(records))
-    index_of = {id(record.message): index for index, record in enumerate(records)}
+    one_for_each = len(value) == len(messages) and set(map(type, value)) == {Output}
+    if one_for_each and all(map(is_, map(_cause, value), messages)):  # as usual, and in order
+        return Given(value, range(len(messages)), [0] * len(messages))
+    index_of = {id(message): index for index, message in enumerate(messages)}
     outputs: list[tuple[int, Output]] = []
     results: dict[int, Any] = {}
     for item in value:
         if not isinstance(item, Output | Result):
-            raise TypeError(f"{records[0].handler} returned a {type(item).__name__}; a batch handler returns Outputs")
+            raise TypeError(f"{handler} returned a {type(item).__name__}; a batch handler returns Outputs")
         index = index_of.get(id(item.cause))
         if index is None:
             raise TypeError(
-                f"{records[0].handler} returned an {type(item).__name__} without a message of this batch as cause; "
+                f"{handler} returned an {type(item).__name__} without a message of this batch as cause; "
                 f"write {type(item).__name__}(..., cause=message)"
             )
         if isinstance(item, Result):
@@ -142,17 +151,17 @@ def given_for_batch(records: Sequence[Record], value: Any) -> Given:
     places = [place for _, run in groupby(outputs, key=itemgetter(0)) for place, _ in enumerate(run)]
     return Given(
         [output for _, output in outputs],
-        [records[index] for index, _ in outputs],
+        [index for index, _ in outputs],
         places,
-        [(records[index], result) for index, result in results.items() if result is not None],
+        [(index, result) for index, result in results.items() if result is not None],
     )
 
 
 _cause = attrgetter("cause")
 
 
-def _signature(function: Handler) -> tuple[bool, Any]:
-    """Whether it takes a batch, and the annotation T of Message[T]."""
+def _signature(function: Handler) -> tuple[bool, bool, Any]:
+    """Whether it takes a batch, and that as Messages, and the annotation T of Message[T]."""
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{_label(function)} is not an `async def` function")
     parameters = list(inspect.signature(function).parameters.values())
@@ -167,15 +176,18 @@ def _signature(function: Handler) -> tuple[bool, Any]:
             "types of messages must be importable at run time, not only under TYPE_CHECKING"
         ) from None
     origin = typing.get_origin(annotation)
+    if Messages in (annotation, origin):
+        return True, True, typing.get_args(annotation)[0] if origin else Any
     takes_batch = origin in (list, Sequence)
     if takes_batch:
         annotation = typing.get_args(annotation)[0]
     if annotation is Message or annotation is Any:
-        return takes_batch, Any
+        return takes_batch, False, Any
     if typing.get_origin(annotation) is Message:
-        return takes_batch, typing.get_args(annotation)[0]
+        return takes_batch, False, typing.get_args(annotation)[0]
     raise ConfigError(
-        f"{_label(function)}: its first parameter must be annotated Message[T] or list[Message[T]], not {annotation}"
+        f"{_label(function)}: its first parameter must be annotated Message[T], list[Message[T]] or Messages[T], "
+        f"not {annotation}"
     )
 
 

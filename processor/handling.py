@@ -8,12 +8,12 @@ the batch is run again without the message that was to blame, or in parts.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from processor import dispatch, outputs, sqlstates
@@ -21,16 +21,19 @@ from processor.blame import Again, Culprit, HandlerError
 from processor.database import Database, Queue
 from processor.errors import ProcessorError
 from processor.failures import HandlerTimeout, Reject
+from processor.outputs import Causes
+from processor.records import Messages, Output, Outputs
+from processor.spans import assignments_of, messages_of, stretches_of, usual
 
 if TYPE_CHECKING:
     from processor.config import Settings
     from processor.consumer import Assignment
-    from processor.dispatch import Given, Route
+    from processor.dispatch import Route
     from processor.failures import Judge
     from processor.inbox import Claims
-    from processor.outputs import Outgoing
+    from processor.outputs import Parcel
     from processor.postgres import Session
-    from processor.records import Record
+    from processor.records import Message, Record
 
 # What Kafka adds to a record at most, besides key, value and headers.
 OUTPUT_OVERHEAD = 512
@@ -47,12 +50,18 @@ Mark = Callable[["Assignment", int | None], Awaitable[None]]
 class Work:
     """What the handlers of one part gave."""
 
-    outgoing: dict[Assignment, list[Outgoing]] = field(default_factory=dict)
+    outgoing: dict[Assignment, Parcel] = field(default_factory=dict)
     results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
 
     @property
     def topics(self) -> set[str]:
-        return {output.topic for outgoing in self.outgoing.values() for output in outgoing}
+        return {topic for parcel in self.outgoing.values() for topic in set(parcel.topics)}
+
+    def add(self, assignment: Assignment, parcel: Parcel) -> None:
+        if assignment in self.outgoing:
+            self.outgoing[assignment].extend(parcel)
+        else:
+            self.outgoing[assignment] = parcel
 
 
 class Handling:
@@ -76,35 +85,41 @@ class Handling:
         self._fails_in_place = settings.failure.policy == "dead-letter"
         self._records = records
         self._claims = claims
+        # Columns for all of them, as long as nobody is left out and nobody needs to be told of one by one.
+        self._bulk = usual(records) if len(claims.mine) == len(records) and mark is None else None
+        self._messages: list[Message[Any]] = []
         self._concurrency = 1 if mark else settings.concurrency
         self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
         self._max_output = max_output(settings)
         self._queue = Queue(session.statements, self._refused if careful else None)
         self._serving: set[int] = set()
+        self._stretches = stretches_of(records)
+        self._causes: Causes | None = None
+        self._outputs: list[Output] = []  # of handlers of one message, and which one each answers
+        self._where: list[int] = []
+        self._places: list[int] = []
         self._work = Work()
         self._troubles: list[Exception] = []
 
     async def run(self) -> Work:
         """Raises HandlerError around whatever came out of a handler or its queued writes."""
-        records = self._records
-        ours = [index for index in self._claims.mine if records[index].failure is None and not records[index].parked]
         try:
-            for route, indices in self._runs(ours):
+            for route, indices in self._runs():
                 # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
                 self._queue.keep_order()
                 if route is not None and self._mark is not None:
                     for index in indices:
-                        await self._tell(records[index])
-                        await self._many(route, [records[index]])
+                        await self._tell(self._records[index])
+                        await self._many(route, [index])
                 elif route is not None:
-                    await self._many(route, [records[index] for index in indices])
-                elif self._concurrency == 1:
-                    await self._lane(deque([indices]))
+                    await self._many(route, indices)
                 else:
-                    await self._lanes(indices)
+                    self._messages = self._messages or messages_of(self._records)
+                    await (self._lane(deque([indices])) if self._concurrency == 1 else self._lanes(indices))
                 # The first to fail is the one to tell: the others only feel its broken transaction.
                 for trouble in self._troubles:
                     raise trouble
+                self._collect()
             await self._queue.flush()
             await self._tell_end()
         except Exception as error:
@@ -121,46 +136,68 @@ class Handling:
 
     async def _tell_end(self) -> None:
         if self._mark is not None:
-            for assignment in dict.fromkeys(map(_assignment, self._records)):
+            for assignment in assignments_of(self._records):
                 await self._mark(assignment, None)
 
-    def _runs(self, ours: list[int]) -> Iterable[tuple[Route | None, list[int]]]:
+    def _runs(self) -> Iterable[tuple[Route | None, Sequence[int]]]:
         """Records that are handled together: those for the same batch handler, or for any of the others (None)."""
+        if self._bulk is not None:
+            route = self._bulk.route
+            return [(route if route.takes_batch else None, range(len(self._records)))]
+        records = self._records
 
         def batch_route(index: int) -> Route | None:
-            route = _route(self._records[index])
+            route = _route(records[index])
             return route if route.takes_batch else None
 
-        if ours and len({self._records[index].route for index in ours}) == 1:  # as nearly always
-            return [(batch_route(ours[0]), ours)]
+        ours = [index for index in self._claims.mine if records[index].failure is None and not records[index].parked]
         return [(route, list(run)) for route, run in groupby(ours, key=batch_route)]
 
-    async def _many(self, route: Route, records: list[Record]) -> None:
+    async def _many(self, route: Route, indices: Sequence[int]) -> None:
         database = Database(self._queue)
         database.serve(route)
+        bulk = self._bulk
+        messages = bulk.messages if bulk is not None else lambda: [self._records[index].message for index in indices]
+        argument: Any
+        if not route.by_column:
+            argument = messages()
+        elif bulk is not None:
+            column = bulk.column
+            argument = Messages(column("ids"), column("keys"), column("values"), column("headers"), messages)
+        else:
+            argument = Messages.of(messages())
         with Watch() as watch:
-            value = await watch.call(route, [record.message for record in records], database)
+            value = await watch.call(route, argument, database, watch.now())
         self._queue.raise_failure()
-        self._collect(dispatch.given_for_batch(records, value))
+        if isinstance(value, Outputs):
+            parcel = outputs.encode_each(value, self._known_causes(), indices)
+            self._refuse_oversized(parcel)
+            self._add(indices, parcel)
+            return
+        given = dispatch.given_for_batch(route.name, argument, value)
+        self._keep_results([(indices[index], result) for index, result in given.results])
+        where = indices if isinstance(given.where, range) else [indices[index] for index in given.where]
+        self._add(where, self._encoded(given.outputs, where, given.places))
 
     async def _lanes(self, indices: Sequence[int]) -> None:
         """Up to `concurrency` handlers at a time, each key in one lane only; messages without a key in any."""
         by_key: dict[object, list[int]] = {}
         for index in indices:
-            message = self._records[index].message
+            message = self._messages[index]
             key = index if message.key is None else (message.topic, message.partition, message.key)
             by_key.setdefault(key, []).append(index)
-        waiting = deque(by_key.values())
+        waiting: deque[Sequence[int]] = deque(by_key.values())
         lanes = [asyncio.create_task(self._lane(waiting)) for _ in range(min(self._concurrency, len(waiting)))]
         try:
             await asyncio.wait(lanes)
         finally:
             for lane in lanes:
                 lane.cancel()
-        for outgoing in self._work.outgoing.values():
-            outgoing.sort(key=attrgetter("source_offset", "place"))
+        order = sorted(range(len(self._where)), key=lambda at: (self._where[at], self._places[at]))
+        self._outputs = [self._outputs[at] for at in order]
+        self._where, self._places = [self._where[at] for at in order], [self._places[at] for at in order]
 
-    async def _lane(self, waiting: deque[list[int]]) -> None:
+    async def _lane(self, waiting: deque[Sequence[int]]) -> None:
         """Take keys from those that wait until there are none, or until somebody is in trouble."""
         database = Database(self._queue)
         with Watch() as watch:
@@ -175,23 +212,38 @@ class Handling:
 
     async def _one(self, index: int, database: Database, watch: Watch) -> None:
         """Run one handler. Raises Culprit if the message is to blame and the batch cannot go on as it is."""
-        record = self._records[index]
-        route, message = _route(record), record.message
-        if route.effect and record.effect is None:
-            raise Again(f"{record.coordinates}: became free only now")
-        if database.quiet_for() > self._idle_at_most:
+        message = self._messages[index]
+        effect = None
+        if self._bulk is not None:
+            route = self._bulk.route
+        else:
+            record = self._records[index]
+            route, effect = _route(record), record.effect
+            if route.effect and effect is None:
+                raise Again(f"{record.coordinates}: became free only now")
+        now = watch.now()
+        if now - self._queue.last_sent > self._idle_at_most:
             await database.stay_awake()
-        database.serve(record if message.key is None else (message.partition, message.key), index)
+        database.serve(message if message.key is None else (message.partition, message.key), index)
         self._serving.add(index)
         if self._mark is not None:
-            await self._tell(record)
+            await self._tell(self._records[index])
         try:
-            if record.effect is not None:
-                value = record.effect.apply(database)
+            if effect is not None:
+                value = effect.apply(database)
             else:
-                value = await watch.call(route, message, database)
+                value = await watch.call(route, message, database, now)
             self._queue.raise_failure()
-            self._collect(dispatch.given_for_one(record, value))
+            if type(value) is Output:
+                self._outputs.append(value)
+                self._where.append(index)
+                self._places.append(0)
+            elif value is not None:
+                given, result = dispatch.given_for_one(route.name, value)
+                self._keep_results([(index, result)] if result is not None else ())
+                self._outputs += given
+                self._where += [index] * len(given)
+                self._places += range(len(given))
         except Exception as error:
             self._queue.raise_failure()
             if (
@@ -210,10 +262,12 @@ class Handling:
             raise Culprit(index, error) from error
         self._fail(index, error, lambda: self._queue.withdraw(index))
         record, work = self._records[index], self._work
+        left = [at for at, one in enumerate(self._where) if one != index]
+        self._outputs = [self._outputs[at] for at in left]
+        self._where, self._places = [self._where[at] for at in left], [self._places[at] for at in left]
         if record.assignment in work.outgoing:
-            work.outgoing[record.assignment] = [
-                output for output in work.outgoing[record.assignment] if output.source_offset != record.message.offset
-            ]
+            parcel, offset = work.outgoing[record.assignment], record.message.offset
+            work.outgoing[record.assignment] = parcel.only([at for at, o in enumerate(parcel.offsets) if o != offset])
         work.results = [(one, result) for one, result in work.results if one is not record]
 
     def _fail(self, index: int, error: Exception, withdraw: Callable[[], bool]) -> None:
@@ -227,37 +281,57 @@ class Handling:
             raise Culprit(index, error) from error
         self._records[index].failure = failure
 
-    def _collect(self, given: Given) -> None:
-        """Encode what a handler gave. What Kafka would refuse is refused now: later there is no way back."""
-        results = [(record, outputs.dump_json(result).decode()) for record, result in given.results]
-        encoded: list[Outgoing] = []
-        if len(given.outputs) == 1:
-            encoded = [outputs.encode(given.outputs[0], given.causes[0], given.places[0])]
-        elif given.outputs:
-            encoded = outputs.encode_all(given.outputs, given.causes, given.places)
-        self._refuse_oversized(encoded)
-        self._work.results += results
-        start = 0
-        for assignment, run in groupby(map(_assignment, given.causes)):
-            end = start + sum(1 for _ in run)
-            share = encoded[start:end]
+    def _collect(self) -> None:
+        """Encode what handlers of one message gave. Where that cannot be, the message has failed."""
+        given, where, places = self._outputs, self._where, self._places
+        self._outputs, self._where, self._places = [], [], []
+        try:
+            self._add(where, self._encoded(given, where, places))
+        except Exception:
+            by_index = [(index, list(run)) for index, run in groupby(range(len(where)), key=where.__getitem__)]
+            for index, run in by_index:
+                of = [index] * len(run)
+                try:
+                    parcel = self._encoded([given[at] for at in run], of, [places[at] for at in run])
+                except Exception as error:
+                    self._fail(index, error, lambda index=index: self._queue.withdraw(index))  # type: ignore[misc]
+                else:
+                    self._add(of, parcel)
+
+    def _encoded(self, given: Sequence[Output], where: Sequence[int], places: list[int]) -> Parcel:
+        """What Kafka would refuse is refused now: later there is no way back."""
+        parcel = outputs.encode_all(given, self._known_causes(), where, places)
+        self._refuse_oversized(parcel)
+        return parcel
+
+    def _known_causes(self) -> Causes:
+        if self._causes is None:
+            self._causes = Causes(self._records)
+        return self._causes
+
+    def _add(self, where: Sequence[int], parcel: Parcel) -> None:
+        """Give each partition its share; `where` tells the records that are answered, in order."""
+        for assignment, start, end in self._stretches:
+            share = parcel.part(bisect_left(where, start), bisect_left(where, end))
             if assignment.silent_below:
-                share = [output for output in share if output.source_offset >= assignment.silent_below]
-            self._work.outgoing.setdefault(assignment, []).extend(share)
-            start = end
+                share = share.only([at for at, o in enumerate(share.offsets) if o >= assignment.silent_below])
+            if len(share):
+                self._work.add(assignment, share)
 
-    def _refuse_oversized(self, encoded: list[Outgoing]) -> None:
+    def _keep_results(self, results: Iterable[tuple[int, Any]]) -> None:
+        self._work.results += [(self._records[index], outputs.dump_json(result).decode()) for index, result in results]
+
+    def _refuse_oversized(self, parcel: Parcel) -> None:
+        if not len(parcel):
+            return
         most = self._max_output
-        suspicious = most - STANDARD_HEADERS
-        for output in encoded:
-            _, _, key, value, _, _, _, extra = output
-            if len(value or b"") + len(key or b"") > suspicious or extra:
-                size = output.size()
-                if size > most:
-                    raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
-
-
-_assignment = attrgetter("assignment")
+        longest = max(len(value or b"") for value in parcel.values) + max(len(key or b"") for key in parcel.keys)
+        if longest <= most - STANDARD_HEADERS and not any(parcel.extras):
+            return
+        for output in parcel:
+            size = output.size()
+            if size > most:
+                raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
 
 
 def _route(record: Record) -> Route:
@@ -290,10 +364,13 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def call(self, route: Route, argument: Any, database: Any) -> Any:
+    def now(self) -> float:
+        return self._loop.time()
+
+    async def call(self, route: Route, argument: Any, database: Any, now: float) -> Any:
         """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
         self._expired = False
-        self._deadline = self._loop.time() + route.timeout_seconds
+        self._deadline = now + route.timeout_seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._look)
         try:

@@ -16,6 +16,7 @@ import structlog
 from processor import failures
 from processor.errors import BatchAborted, ConnectionLost, Halt
 from processor.failures import Kind
+from processor.spans import told
 
 if TYPE_CHECKING:
     from processor.blame import Batch, Exhausted, Wait
@@ -97,7 +98,7 @@ class Holding:
     def sort_out(self, batch: Batch, records: Sequence[Record]) -> None:
         """By policy, a partition goes no further than to a record that cannot even be decoded."""
         if self._halts:
-            for record in records:
+            for record in told(records):
                 if record.failure is not None:
                     self._halt_at(batch, record)
 

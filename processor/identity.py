@@ -74,6 +74,12 @@ def inbox_key(consumer: str) -> Callable[[str], bytes]:
     return lambda message_id: sha256(prefix + message_id.encode()).digest()[:KEY_BYTES]
 
 
+def inbox_keys(consumer: str) -> Callable[[Sequence[str]], list[bytes]]:
+    """The same for many."""
+    sha256, prefix = hashlib.sha256, f"{consumer}:".encode()
+    return lambda message_ids: [sha256(prefix + id_.encode()).digest()[:KEY_BYTES] for id_ in message_ids]
+
+
 def scope(settings: MessageSettings) -> Callable[[str, str | None, int | None], str | None] | None:
     """Narrows an id to its type and time window; gives None where the window asks for a timestamp that is missing.
 

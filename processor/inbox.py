@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from itertools import repeat
 from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from processor import sqlstates
 from processor.blame import Cut
 from processor.errors import Fenced
 from processor.records import Failure, Headers, Record
+from processor.spans import Bulk, told, usual
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -221,6 +223,8 @@ class Inbox:
 
         Raises Cut where the batch has to end before one of them.
         """
+        if (bulk := usual(records)) is not None and await self._copy_all(connection, bulk):
+            return Claims(list(range(len(bulk))))
         claims = Claims()
         colliding: list[int] = []
         by_key = _index_if_plain(records)
@@ -312,7 +316,7 @@ class Inbox:
 
     async def abandon(self, connection: Connection[Row], records: Sequence[Record], *, ended: bool) -> None:
         """Take back that attempts were begun: they came to nothing, or were cut off, but not by our death."""
-        begun = [record for record in records if record.begun]
+        begun = [record for record in told(records) if record.begun]
         if begun:
             keys = _uuids(self._key_of(_row_id(record)) for record in begun)
             await connection.execute(ABANDON, keys, self._owner, ended)
@@ -370,11 +374,46 @@ class Inbox:
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
     ) -> set[bytes]:
         """By COPY as long as no key was known. Must come first: what a failed COPY takes back is all there is."""
-        if len(by_key) >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES:
-            if await _copy(connection, [records[index] for index in by_key.values()]):
+        if self.copies(len(by_key)):
+            claimed = [records[index] for index in by_key.values()]
+            rows = map(_copied, repeat(4), repeat(16), by_key, *_lengthened(*_columns(claimed)))
+            if await self._copy(connection, list(rows)):
                 return set()
-            self._clean_batches = 0
         return await self._insert(connection, records, by_key)
+
+    def copies(self, count: int) -> bool:
+        """Whether so many rows are inserted by COPY."""
+        return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
+
+    async def _copy_all(self, connection: Connection[Row], bulk: Bulk) -> bool:
+        """By the column, if they have rows to insert, and no key is there already."""
+        keys = bulk.column("inbox_keys")
+        if not bulk.route.inbox or not self.copies(len(keys)) or len(set(keys)) < len(keys):
+            return False
+        rows: list[bytes] = []
+        for span in bulk.spans:
+            sources = repeat(span.assignment.source)
+            rows += map(
+                _copied, repeat(4), repeat(16), span.inbox_keys, *_lengthened(sources, span.offsets, span.checksums)
+            )
+        return await self._copy(connection, rows)
+
+    async def _copy(self, connection: Connection[Row], rows: list[bytes]) -> bool:
+        """Insert all rows at once; False, and the transaction as it began, if one of the keys is known."""
+        rows.sort()  # by key, since all begin alike
+
+        async def source() -> AsyncIterator[bytes]:
+            yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
+
+        try:
+            await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
+        except Exception as error:
+            if not sqlstates.is_known_key(error):
+                raise
+            await connection.execute(TAKE_BACK)
+            self._clean_batches = 0
+            return False
+        return True
 
     async def _insert(
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
@@ -477,25 +516,9 @@ def _index_if_plain(records: Sequence[Record]) -> dict[bytes, int] | None:
     return by_key if len(by_key) == len(records) else None
 
 
-async def _copy(connection: Connection[Row], records: Sequence[Record]) -> bool:
-    """Insert all rows at once; False, and the transaction as it began, if one of the keys is known."""
-    rows = [
-        _copied(4, 16, record.key, 4, record.assignment.source, 8, record.message.offset, 4, record.payload_hash)
-        for record in records
-    ]
-    rows.sort()  # by key, since all begin alike
-
-    async def source() -> AsyncIterator[bytes]:
-        yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
-
-    try:
-        await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
-    except Exception as error:
-        if not sqlstates.is_known_key(error):
-            raise
-        await connection.execute(TAKE_BACK)
-        return False
-    return True
+def _lengthened(sources: Iterable[int], offsets: Iterable[int], hashes: Iterable[int]) -> tuple[Iterable[int], ...]:
+    """Columns for `_copied`, each with its length before it."""
+    return repeat(4), sources, repeat(8), offsets, repeat(4), hashes
 
 
 def _row_id(record: Record) -> str:

@@ -12,12 +12,10 @@ import asyncio
 import os
 import socket
 import uuid
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
@@ -38,7 +36,7 @@ from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait
 from processor.budget import Budget
 from processor.cluster import Cluster
-from processor.consumer import Assignment, Source, assignments_of
+from processor.consumer import Assignment, Source
 from processor.database import QueuedWriteFailed
 from processor.decode import Decoder
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
@@ -47,9 +45,10 @@ from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
 from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger
-from processor.outputs import Outgoing
+from processor.outputs import Parcel
 from processor.readiness import Readiness
 from processor.records import Partition, Record
+from processor.spans import assignments_of, ends_of, sizes_of, told
 from processor.transaction import Offset, Publisher
 from processor.turns import Turns
 
@@ -150,7 +149,7 @@ class Engine:
 
     # --- one batch ---
 
-    async def _next_batch(self) -> list[Record]:
+    async def _next_batch(self) -> Sequence[Record]:
         """Wait for records. Empty when it is time to look up.
 
         A batch that is not full waits while Kafka is at the one before: its ledger row would have to wait for that
@@ -179,7 +178,7 @@ class Engine:
                 await self._source.news.wait()
         except TimeoutError:
             await self._mark_sent()
-        return []
+        return ()
 
     async def _gather(self, enough: Callable[[], bool], seconds: float | None) -> None:
         """Let records come in until there is a full batch of them, or it is `enough`, or the time is over."""
@@ -199,7 +198,7 @@ class Engine:
         else:
             self._readiness.clear("outside")
 
-    async def _process(self, records: list[Record]) -> None:
+    async def _process(self, records: Sequence[Record]) -> None:
         """Commit the batch whole if it goes, in parts if it does not.
 
         Every record ends with an outcome, or its partition waits and reads it again.
@@ -240,7 +239,7 @@ class Engine:
             self._source.release(used)
             self._holding.begin()
 
-    def _prepare(self, records: list[Record], used: Sequence[Assignment]) -> None:
+    def _prepare(self, records: Sequence[Record], used: Sequence[Assignment]) -> None:
         """Some run alone: those that act outside, and those that have a history."""
         if self._routes.effects:
             for record in records:
@@ -292,12 +291,12 @@ class Engine:
             for assignment in fruitless:
                 assignment.begun = False
 
-    async def _try(self, batch: Batch, part: list[Record]) -> None:
-        if part[0].alone:
+    async def _try(self, batch: Batch, part: Sequence[Record]) -> None:
+        if told(part) and part[0].alone:
             await self._attempts.begin(part)
         await self._commit(batch, part)
 
-    async def _commit(self, batch: Batch, records: list[Record]) -> None:
+    async def _commit(self, batch: Batch, records: Sequence[Record]) -> None:
         """Steps 3 to 8 of the protocol. Postgres commits before Kafka, never after.
 
         A crash between the two leaves stored outputs and an offset that has not moved, which
@@ -312,7 +311,7 @@ class Engine:
                 if claims.newly_failed and self._parks:
                     raise Again("a message that fails for its id parks its key")
                 failpoints.reach("after_claim")
-                cautious = any(record.assignment.caution for record in records)
+                cautious = any(assignment.caution for assignment in assignments_of(records))
                 handling = Handling(
                     self._settings,
                     self._work_session,
@@ -323,7 +322,7 @@ class Engine:
                     mark=self._mark if cautious else None,
                 )
                 work = await handling.run()
-                undone = [r for r in map(records.__getitem__, claims.mine) if r.failure is not None or r.parked]
+                undone = self._undone(records, claims)
                 parked = [record for record in undone if record.parked]
                 failed = [record for record in undone if not record.parked]
                 if failed and self._settings.failure.policy == "halt":
@@ -334,7 +333,7 @@ class Engine:
                 failpoints.reach("after_handlers")
                 await self._inbox.keep(connection, undone, park=self._parks)
                 await self._inbox.keep_results(connection, work.results)
-                if records[0].alone:
+                if told(records) and records[0].alone:
                     await self._inbox.forget(connection, records)
                 # The ledger row keeps the outputs of one batch: not to be overwritten before Kafka has them.
                 await self._published()
@@ -361,9 +360,17 @@ class Engine:
         self._publish(shares, work)
         self._count(records, claims, failed, parked, work)
 
+    def _undone(self, records: Sequence[Record], claims: Claims) -> list[Record]:
+        """Those of ours that failed or have to wait."""
+        if not told(records):
+            return []
+        return [
+            record for record in map(records.__getitem__, claims.mine) if record.failure is not None or record.parked
+        ]
+
     def _advanced(self, shares: dict[Assignment, Advance], records: Sequence[Record], failed: Sequence[Record]) -> None:
         """What a partition may forget, and must remember, now that it stands further on."""
-        sizes = Counter(map(_assignment, records))
+        sizes = sizes_of(records)
         bad = set(failed)
         for assignment, share in shares.items():
             assignment.position = share.next_offset
@@ -394,9 +401,10 @@ class Engine:
             topic = self._settings.dead_letter_topic(record.message.topic)
             if topic is not None and record.message.offset >= record.assignment.silent_below:
                 letter = dead_letters.letter(record, topic, self._consumer, self._version, now, self._max_output)
-                work.outgoing.setdefault(record.assignment, []).append(letter)
+                work.add(record.assignment, Parcel.of([letter]))
         for assignment in assignments_of(failed):
-            work.outgoing.get(assignment, []).sort(key=attrgetter("source_offset", "place"))
+            if assignment in work.outgoing:
+                work.outgoing[assignment] = work.outgoing[assignment].sorted()
 
     async def _check_topics(self, work: Work) -> None:
         """A missing topic is a mistake of the deployment, not of a message: failing them all would help nobody."""
@@ -407,17 +415,16 @@ class Engine:
                 raise Halt(f"output topic {', '.join(sorted(missing))} does not exist; create it")
 
     def _shares(self, records: Sequence[Record], work: Work) -> dict[Assignment, Advance]:
-        last = {record.assignment: record for record in records}
         return {
             assignment: Advance(
                 assignment.partition,
                 assignment.epoch,
                 assignment.position,
-                record.next_offset,
-                outputs.pack(work.outgoing.get(assignment, ())),
+                next_offset,
+                outputs.pack(work.outgoing[assignment]) if assignment in work.outgoing else None,
                 assignment.caution > 1,
             )
-            for assignment, record in last.items()
+            for assignment, next_offset in ends_of(records).items()
         }
 
     async def _advance(self, connection: Connection[Row], shares: dict[Assignment, Advance]) -> None:
@@ -500,10 +507,10 @@ class Engine:
             for assignment, share in shares.items()
             if share.next_offset >= assignment.silent_below
         ]
-        outgoing = [output for assignment in shares for output in work.outgoing.get(assignment, ())]
+        parcels = [work.outgoing[assignment] for assignment in shares if assignment in work.outgoing]
         try:
-            if offsets or outgoing:
-                await self._publisher.publish(outgoing, offsets, _still_owned(shares))
+            if offsets or parcels:
+                await self._publisher.publish(parcels, offsets, _still_owned(shares))
             for assignment, share in shares.items():
                 if share.outputs is not None:
                     self._unmarked[assignment] = share.next_offset
@@ -642,19 +649,19 @@ class Engine:
         stored: dict[Partition, bytes | None],
     ) -> None:
         """Send what the ledger kept for Kafka, and move the committed offsets to where the ledger stands."""
-        outgoing: list[Outgoing] = []
+        parcels: list[Parcel] = []
         offsets: list[Offset] = []
         for assignment, step in steps.items():
             if step.send_from is not None:
                 kept = outputs.unpack(stored[assignment.partition], self._key_of)
-                outgoing += [output for output in kept if output.source_offset >= step.send_from]
+                parcels.append(kept.only([at for at, offset in enumerate(kept.offsets) if offset >= step.send_from]))
             if step.commit is not None:
                 metadata = "" if step.foreign else recovery.metadata(assignment.epoch)
                 offsets.append(Offset(assignment.partition, step.commit, metadata))
-        if outgoing or offsets:
-            await self._publisher.publish(outgoing, offsets, _still_owned(assignments))
-        if outgoing:
-            log.info("stored_outputs_sent", outputs=len(outgoing))
+        if parcels or offsets:
+            await self._publisher.publish(parcels, offsets, _still_owned(assignments))
+        if sent := sum(map(len, parcels)):
+            log.info("stored_outputs_sent", outputs=sent)
 
     async def _lease(self) -> str:
         async with self._control.use() as connection:
@@ -741,9 +748,6 @@ class Engine:
             if self._counts.records > reported:
                 reported = self._counts.records
                 log.info("progress", **asdict(self._counts))
-
-
-_assignment = attrgetter("assignment")
 
 
 def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assignment) -> list[bool]:

@@ -4,7 +4,7 @@ An output's `message-id` is made from the inbox key of its cause, and so from co
 id, and its place among the cause's outputs. It is the same on every re-send, whoever sends it, so
 that a processor downstream drops the repeat by default.
 
-A ledger blob is a JSON head (lengths and names) followed by all bytes in a row: cheap to write
+A ledger blob is a JSON head (columns of numbers and names) followed by all bytes in a row: cheap to write
 with every batch, free of code to run on reading, and independent of versions of Python. Headers
 that follow from the cause are made again on reading instead of being kept.
 
@@ -14,16 +14,17 @@ its headers, least of all an id of its own. See dead_letters.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from functools import partial
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from pydantic import BaseModel
 
-from processor.records import Headers, Message, Output, Record
+from processor.records import Headers, Output, Outputs, Record, last_header
+from processor.spans import usual
+
+T = TypeVar("T")
 
 MESSAGE_ID = "message-id"
 CAUSATION_ID = "causation-id"
@@ -54,66 +55,181 @@ class Outgoing(NamedTuple):
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """As they go on the wire."""
-        if self.id is None:
-            return list(self.extra or ())
-        cause = self.cause_id.encode()
-        standard: list[tuple[str, bytes | None]] = [
-            (MESSAGE_ID, self.id.encode()),
-            (CAUSATION_ID, cause),
-            (CORRELATION_ID, cause),
-        ]
-        return standard if self.extra is None else list((dict(standard) | dict(self.extra)).items())
+        return headers(self.id, self.cause_id, self.extra)
 
     def size(self) -> int:
-        headers = sum(len(name.encode()) + len(value or b"") + HEADER_OVERHEAD for name, value in self.headers())
-        return len(self.value or b"") + len(self.key or b"") + headers
+        of_headers = sum(len(name.encode()) + len(value or b"") + HEADER_OVERHEAD for name, value in self.headers())
+        return len(self.value or b"") + len(self.key or b"") + of_headers
 
 
-def encode(output: Output, cause: Record, place: int) -> Outgoing:
+def headers(id_: str | None, cause_id: str, extra: Headers | None) -> list[tuple[str, bytes | None]]:
+    """Those of an output, as they go on the wire."""
+    if id_ is None:
+        return list(extra or ())
+    standard = {MESSAGE_ID: id_.encode(), CAUSATION_ID: cause_id.encode(), CORRELATION_ID: cause_id.encode()}
+    return list((standard | dict(extra or ())).items())
+
+
+class Parcel:
+    """Records ready to be produced, column by column: what `Outgoing` says of one."""
+
+    __slots__ = ("causes", "extras", "ids", "keys", "offsets", "places", "topics", "values")
+
+    def __init__(
+        self,
+        offsets: list[int],
+        topics: list[str],
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        causes: list[str],
+        places: list[int],
+        ids: list[str | None],
+        extras: list[Headers | None],
+    ) -> None:
+        self.offsets = offsets
+        self.topics = topics
+        self.keys = keys
+        self.values = values
+        self.causes = causes
+        self.places = places
+        self.ids = ids
+        self.extras = extras
+
+    @classmethod
+    def of(cls, rows: Iterable[Outgoing] = ()) -> Parcel:
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        return cls(*(columns or [[] for _ in cls.__slots__]))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        return map(Outgoing, *self._columns())
+
+    def extend(self, more: Parcel) -> None:
+        for column, added in zip(self._columns(), more._columns(), strict=True):
+            column.extend(added)
+
+    def part(self, start: int, end: int) -> Parcel:
+        return Parcel(*(column[start:end] for column in self._columns()))
+
+    def only(self, where: Sequence[int]) -> Parcel:
+        return Parcel(*([column[index] for index in where] for column in self._columns()))
+
+    def sorted(self) -> Parcel:
+        """By offset, and by place among the outputs of a cause."""
+        return self.only(sorted(range(len(self)), key=lambda index: (self.offsets[index], self.places[index])))
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return (
+            self.offsets,
+            self.topics,
+            self.keys,
+            self.values,
+            self.causes,
+            self.places,
+            self.ids,
+            self.extras,
+        )
+
+
+class Causes:
+    """What an output has to know of the records of a batch, by the column."""
+
+    __slots__ = ("headers", "ids", "inbox_keys", "offsets")
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        if (bulk := usual(records)) is not None:
+            self.offsets: list[int] = bulk.column("offsets")
+            self.ids: list[str] = bulk.column("ids")
+            self.headers: list[Headers] = bulk.column("headers")
+            self.inbox_keys: list[bytes] = bulk.column("inbox_keys")
+        else:
+            self.offsets = [record.message.offset for record in records]
+            self.ids = [record.message.id for record in records]
+            self.headers = [record.message.headers for record in records]
+            self.inbox_keys = [record.key for record in records]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def encode(output: Output, causes: Causes, index: int, place: int = 0) -> Outgoing:
     """An output, the record that it answers, and its place among that one's outputs."""
-    message = cause.message
-    if not output.topic:
-        raise TypeError(f"an Output's topic must be a name, not {output.topic!r}")
-    key, value = output.key, output.value
-    return Outgoing(
-        message.offset,
-        output.topic,
-        key.encode() if type(key) is str else _bytes("key", key),
-        orjson.dumps(value, default=_plain) if type(value) is dict else _value(value),
-        message.id,
-        place,
-        message_id(cause.key, place),
-        _extra(output, message) if output.type is not None or output.headers or message.headers else None,
-    )
+    (outgoing,) = encode_all([output], causes, [index], [place])
+    return outgoing
 
 
-def encode_all(outputs: Sequence[Output], causes: Sequence[Record], places: Sequence[int]) -> list[Outgoing]:
-    """What `encode` gives for each, by the column: there is one for nearly every record that is processed."""
-    messages = [cause.message for cause in causes]
-    unusual = [
-        output.type is not None or output.headers or message.headers or not output.topic
-        for output, message in zip(outputs, messages, strict=True)
-    ]
-    if any(unusual):
-        return list(map(encode, outputs, causes, places))
-    columns = zip(
-        [message.offset for message in messages],
-        [output.topic for output in outputs],
-        [key.encode() if type(key) is str else _bytes("key", key) for key in [output.key for output in outputs]],
-        [
-            orjson.dumps(value, default=_plain) if type(value) is dict else _value(value)
-            for value in [output.value for output in outputs]
-        ],
-        [message.id for message in messages],
+def encode_all(outputs: Sequence[Output], causes: Causes, where: Sequence[int], places: list[int]) -> Parcel:
+    """Outputs of a batch, with the records that they answer: there is one for nearly every record."""
+    headers = _pick(causes.headers, where)
+    own = [output.type is not None or output.headers for output in outputs]
+    extras: list[Headers | None] = [None] * len(outputs)
+    if any(own) or any(headers):
+        extras = [
+            _extra(output.type, output.headers, of) if special or of else None
+            for output, special, of in zip(outputs, own, headers, strict=True)
+        ]
+    topics = [output.topic for output in outputs]
+    if not all(topics):
+        raise TypeError("an Output's topic must be a name, not empty")
+    keys, values = [output.key for output in outputs], [output.value for output in outputs]
+    return _parcel(topics, keys, values, extras, causes, where, places)
+
+
+def encode_each(outputs: Outputs, causes: Causes, where: Sequence[int]) -> Parcel:
+    """One output for each of these records."""
+    count = len(where)
+    keys = [None] * count if outputs.keys is None else outputs.keys
+    if len(outputs.values) != count or len(keys) != count:
+        raise TypeError(
+            f"Outputs are one for each message: there are {count} messages, {len(outputs.values)} values and "
+            f"{len(keys)} keys; return a list of Output for anything else"
+        )
+    if not outputs.topic:
+        raise TypeError("the topic of Outputs must be a name, not empty")
+    headers = _pick(causes.headers, where)
+    extras: list[Headers | None] = [None] * count
+    if outputs.type is not None or any(headers):
+        extras = [_extra(outputs.type, None, of) for of in headers]
+    return _parcel([outputs.topic] * count, keys, outputs.values, extras, causes, where, [0] * count)
+
+
+def _parcel(
+    topics: list[str],
+    keys: Sequence[bytes | str | None],
+    values: Sequence[Any],
+    extras: list[Headers | None],
+    causes: Causes,
+    where: Sequence[int],
+    places: list[int],
+) -> Parcel:
+    kinds = set(map(type, keys))
+    if kinds == {str}:
+        encoded_keys: list[bytes | None] = [key.encode() for key in keys]  # type: ignore[union-attr]
+    else:
+        encoded_keys = list(keys) if kinds == {bytes} else [_bytes("key", key) for key in keys]  # type: ignore[arg-type]
+    if set(map(type, values)) == {dict}:
+        encoded_values: list[bytes | None] = [orjson.dumps(value, default=_plain) for value in values]
+    else:
+        encoded_values = list(map(_value, values))
+    inbox_keys = _pick(causes.inbox_keys, where)
+    return Parcel(
+        _pick(causes.offsets, where),
+        topics,
+        encoded_keys,
+        encoded_values,
+        _pick(causes.ids, where),
         places,
-        [f"{cause.key.hex()}-{place}" for cause, place in zip(causes, places, strict=True)],  # as message_id does
-        repeat(None),
+        [f"{key.hex()}-{place}" for key, place in zip(inbox_keys, places, strict=True)],  # as message_id does
+        extras,
     )
-    return list(map(_outgoing, columns))
 
 
-# What Outgoing._make does, without leaving C for each of them.
-_outgoing: Callable[[Iterable[Any]], Outgoing] = partial(tuple.__new__, Outgoing)
+def _pick(column: list[T], where: Sequence[int]) -> list[T]:
+    if isinstance(where, range):
+        return column[where.start : where.stop]
+    return [column[index] for index in where]
 
 
 def message_id(cause_key: bytes, index: int) -> str:
@@ -121,16 +237,16 @@ def message_id(cause_key: bytes, index: int) -> str:
     return f"{cause_key.hex()}-{index}"
 
 
-def _extra(output: Output, cause: Message[Any]) -> Headers | None:
+def _extra(type_: str | None, headers: Mapping[str, bytes | str | None] | None, cause: Headers) -> Headers | None:
     """Headers that do not follow from the cause's id; they win over those that do."""
     extra: dict[str, bytes | None] = {}
     for name in (CORRELATION_ID, TRACEPARENT):
-        passed_on = cause.header(name)
+        passed_on = last_header(cause, name)
         if passed_on:
             extra[name] = passed_on
-    if output.type is not None:
-        extra[TYPE] = output.type.encode()
-    for name, value in (output.headers or {}).items():
+    if type_ is not None:
+        extra[TYPE] = type_.encode()
+    for name, value in (headers or {}).items():
         extra[name] = _bytes(f"header {name!r}", value)
     return tuple(extra.items()) or None
 
@@ -139,41 +255,50 @@ def dump_json(value: Any) -> bytes:
     return orjson.dumps(value, default=_plain)
 
 
-def pack(outputs: Sequence[Outgoing]) -> bytes | None:
+def pack(parcel: Parcel) -> bytes | None:
     """None for no outputs: the ledger has nothing to keep."""
-    if not outputs:
+    if not len(parcel):
         return None
-    topics: dict[str, int] = {}
-    rows = []
-    body: list[bytes] = []
-    for source, topic, key, value, cause_id, index, _, extra in outputs:
-        rows.append(
-            (
-                source,
-                topics.setdefault(topic, len(topics)),
-                -1 if key is None else len(key),
-                -1 if value is None else len(value),
-                cause_id,
-                index,
-                [(name, -1 if text is None else len(text)) for name, text in extra] if extra else None,
-            )
-        )
-        body += (key or b"", value or b"")
-        if extra:
-            body += [text or b"" for _, text in extra]
-    head = orjson.dumps({"format": _FORMAT, "topics": list(topics), "rows": rows})
-    return b"".join((len(head).to_bytes(4, "big"), head, *body))
+    topics = list(dict.fromkeys(parcel.topics))
+    numbers = {topic: number for number, topic in enumerate(topics)}
+    head: dict[str, Any] = {
+        "format": _FORMAT,
+        "topics": topics,
+        "offsets": parcel.offsets,
+        "causes": parcel.causes,
+        "keys": _lengths(parcel.keys),
+        "values": _lengths(parcel.values),
+    }
+    body = [*parcel.keys, *parcel.values]
+    # The rest is as a rule the same for all, and need not be said.
+    if len(topics) > 1:
+        head["topic"] = [numbers[topic] for topic in parcel.topics]
+    if any(parcel.places):
+        head["places"] = parcel.places
+    if any(parcel.extras):
+        head["extras"] = [
+            [(name, -1 if text is None else len(text)) for name, text in extra] if extra else None
+            for extra in parcel.extras
+        ]
+        body += [text for extra in parcel.extras if extra for _, text in extra]
+    if None in body:
+        body = [part for part in body if part is not None]
+    encoded = orjson.dumps(head)
+    return b"".join((len(encoded).to_bytes(4, "big"), encoded, *body))  # type: ignore[arg-type]
 
 
-def unpack(blob: bytes | None, key_of: Callable[[str], bytes]) -> list[Outgoing]:
+def _lengths(column: list[bytes | None]) -> list[int]:
+    return [-1 if part is None else len(part) for part in column] if None in column else list(map(len, column))  # type: ignore[arg-type]
+
+
+def unpack(blob: bytes | None, key_of: Callable[[str], bytes]) -> Parcel:
     """`key_of` gives the inbox key of a message id."""
     if blob is None:
-        return []
+        return Parcel.of()
     start = 4 + int.from_bytes(blob[:4], "big")
     head = orjson.loads(blob[4:start])
     if head["format"] != _FORMAT:
         raise ValueError(f"ledger outputs have format {head['format']}, this version reads {_FORMAT}")
-    topics = head["topics"]
     cursor = start
 
     def take(length: int) -> bytes | None:
@@ -183,20 +308,27 @@ def unpack(blob: bytes | None, key_of: Callable[[str], bytes]) -> list[Outgoing]
         cursor += length
         return blob[cursor - length : cursor]
 
-    # The order of these calls is the order in which `pack` adds to the body.
-    return [
-        Outgoing(
-            source,
-            topics[topic],
-            take(key),
-            take(value),
-            cause_id,
-            index,
-            None if index == DEAD_LETTER else message_id(key_of(cause_id), index),
-            tuple((name, take(length)) for name, length in extra) if extra else None,
-        )
-        for source, topic, key, value, cause_id, index, extra in head["rows"]
+    # In the order in which `pack` adds to the body.
+    keys, values = [take(length) for length in head["keys"]], [take(length) for length in head["values"]]
+    count = len(keys)
+    places = head.get("places") or [0] * count
+    extras: list[Headers | None] = [
+        tuple((name, take(length)) for name, length in extra) if extra else None
+        for extra in head.get("extras") or [None] * count
     ]
+    return Parcel(
+        head["offsets"],
+        [head["topics"][number] for number in head.get("topic") or [0] * count],
+        keys,
+        values,
+        head["causes"],
+        places,
+        [
+            None if place == DEAD_LETTER else message_id(key_of(cause), place)
+            for cause, place in zip(head["causes"], places, strict=True)
+        ],
+        extras,
+    )
 
 
 def _bytes(what: str, value: bytes | str | None) -> bytes | None:

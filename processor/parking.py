@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from processor.spans import assignments_of, told
+
 if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
@@ -35,7 +37,7 @@ UNFINISHED = """
     ORDER BY k.source, k.parked_key, first."offset"
 """
 
-_assignment, _failure, _parked = attrgetter("assignment"), attrgetter("failure"), attrgetter("parked")
+_failure, _parked = attrgetter("failure"), attrgetter("parked")
 
 
 async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -> None:
@@ -49,11 +51,11 @@ async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -
 
 async def sort_out(connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
     """Mark the records that have to wait. `park`: also behind those that fail in this very batch."""
-    if any(map(_parked, records)):  # in an earlier try
+    if any(map(_parked, told(records))):  # in an earlier try
         for record in records:
             record.parked = False
-    may_be = any(assignment.parked_keys for assignment in set(map(_assignment, records)))
-    if not may_be and not (park and any(map(_failure, records))):
+    may_be = any(assignment.parked_keys for assignment in assignments_of(records))
+    if not may_be and not (park and any(map(_failure, told(records)))):
         return
     waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by source and key: the inbox keys of what is not done
     asked = {

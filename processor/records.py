@@ -1,14 +1,15 @@
 """What flows through the processor: partitions, messages as handlers see them, records as the engine does.
 
-`Message` and `Output` are the handlers' interface; everything else is the engine's own.
+`Message`, `Output` and their like are the handlers' interface; everything else is the engine's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 if TYPE_CHECKING:
     from processor.consumer import Assignment
@@ -65,6 +66,51 @@ class Message(Generic[T]):
         return last_header(self.headers, name)
 
 
+class Messages(Sequence[Message[T]]):
+    """The messages of a batch; by the column, which is several times as fast, or one by one like any sequence."""
+
+    def __init__(
+        self,
+        ids: list[str],
+        keys: list[bytes | None],
+        values: list[T],
+        headers: list[Headers],
+        make: Callable[[], list[Message[T]]],
+    ) -> None:
+        self.ids = ids
+        self.keys = keys
+        self.values = values
+        self.headers = headers
+        self._make = make
+
+    @classmethod
+    def of(cls, messages: list[Message[T]]) -> Messages[T]:
+        return cls(
+            [message.id for message in messages],
+            [message.key for message in messages],
+            [message.value for message in messages],
+            [message.headers for message in messages],
+            lambda: messages,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Message[T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message[T]]: ...
+    def __getitem__(self, index: int | slice) -> Message[T] | list[Message[T]]:
+        return self._messages[index]
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        return iter(self._messages)
+
+    @cached_property
+    def _messages(self) -> list[Message[T]]:
+        return self._make()
+
+
 @dataclass(slots=True, eq=False)
 class Output:
     """One record to send, visible to committed readers if and only if the handler's rows are.
@@ -79,6 +125,16 @@ class Output:
     headers: Mapping[str, bytes | str | None] | None = None
     type: str | None = None
     cause: Message[Any] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Outputs:
+    """One output for each message of a batch, in their order, by the column. See Output."""
+
+    topic: str
+    values: Sequence[Any]
+    keys: Sequence[bytes | str | None] | None = None
+    type: str | None = None
 
 
 @dataclass(slots=True, eq=False)

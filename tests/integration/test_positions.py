@@ -117,9 +117,9 @@ async def test_outputs_left_unsent_by_a_crash_are_sent_although_an_operator_rewo
 
 
 def _blob(bench: Bench, source: int) -> bytes:
-    from processor.outputs import Outgoing, pack
+    from processor.outputs import Outgoing, Parcel, pack
 
-    blob = pack([Outgoing(source, bench.output, None, b'{"what": "stored"}', "m5", 0, "")])
+    blob = pack(Parcel.of([Outgoing(source, bench.output, None, b'{"what": "stored"}', "m5", 0, "")]))
     assert blob is not None
     return blob
 

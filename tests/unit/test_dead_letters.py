@@ -9,7 +9,7 @@ import pytest
 
 from processor import Message, dead_letters, identity, outputs
 from processor.consumer import Assignment
-from processor.outputs import Outgoing
+from processor.outputs import Outgoing, Parcel
 from processor.records import Failure, Headers, Partition, Record
 
 KEY = identity.inbox_key("inventory")
@@ -158,6 +158,6 @@ def test_what_was_not_there_is_not_said_to_be_left_out() -> None:
 
 def test_letter_comes_out_of_the_ledger_as_it_went_in() -> None:
     sent = [letter(failed()), letter(failed(b"x" * 5000), 2000), letter(failed(None, None, ()))]
-    kept = outputs.unpack(outputs.pack(sent), KEY)
+    kept = list(outputs.unpack(outputs.pack(Parcel.of(sent)), KEY))
     assert kept == sent
     assert [found.headers() for found in kept] == [found.headers() for found in sent]

@@ -55,7 +55,7 @@ async def as_batch(messages: list[Message[Model]], db: Database) -> None: ...
 
 
 def route(handler: Any) -> Route:
-    takes_batch, annotation = _signature(handler)
+    takes_batch, _, annotation = _signature(handler)
     return Route(handler, handler.__name__, *_value_readers(annotation), takes_batch, True)
 
 

@@ -247,7 +247,7 @@ HANDLERS: dict[str, Any] = {
 def routes(handlers: dict[str, Any] = HANDLERS) -> Routes:
     made = {}
     for type_, handler in handlers.items():
-        takes_batch, annotation = _signature(handler)
+        takes_batch, _, annotation = _signature(handler)
         made[type_] = Route(handler, handler.__name__, *_value_readers(annotation), takes_batch, type_ != "B")
     return Routes(made)
 
@@ -345,4 +345,4 @@ def test_redriven_record_is_marked_and_its_neighbours_are_not() -> None:
 
 
 def test_nothing_to_decode_is_fine() -> None:
-    assert decoder(routes(), **CHAINS["flat"]).decode_all([], ASSIGNMENT) == []
+    assert decoder(routes(), **CHAINS["flat"]).decode_all([], ASSIGNMENT).spans == []

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from processor import Message, Output, identity, outputs
 from processor.consumer import Assignment
-from processor.outputs import Outgoing
+from processor.outputs import Causes, Outgoing, Parcel
 from processor.records import Partition, Record
 
 
@@ -33,7 +33,7 @@ def cause(*headers: tuple[str, bytes | None], id_: str = "e1") -> Message[Any]:
 
 
 def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
-    return outputs.encode(output, record(of), index)
+    return outputs.encode(output, Causes([record(of)]), 0, index)
 
 
 def record(message: Message[Any]) -> Record:
@@ -125,7 +125,7 @@ def test_ledger_blob_gives_back_what_went_in() -> None:
         encode(Output("b", None), cause(id_="e6"), 1),
         encode(Output("a", b"\x00" * 1000, b"", {"ü": b"\xff\xfe"}, type="T"), cause(("traceparent", b"t"), id_="ü~7")),
     ]
-    kept = outputs.unpack(outputs.pack(sent), KEY)
+    kept = list(outputs.unpack(outputs.pack(Parcel.of(sent)), KEY))
     assert kept == sent
     assert [output.headers() for output in kept] == [output.headers() for output in sent]
     assert [output.size() for output in kept] == [output.size() for output in sent]
@@ -157,7 +157,7 @@ def test_ledger_blob_gives_back_dead_letters_among_outputs() -> None:
         assert message_id in ("e5", "e6"), "a dead letter's id is no concern of this blob"
         return KEY(message_id)
 
-    kept = outputs.unpack(outputs.pack(sent), key_of)
+    kept = list(outputs.unpack(outputs.pack(Parcel.of(sent)), key_of))
     assert kept == sent
     assert [output.headers() for output in kept] == [output.headers() for output in sent]
 
@@ -180,16 +180,16 @@ def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
     causes = [cause(id_=f"e{n}") for n in range(6)] + [cause(("correlation-id", b"root"), id_="e6")]
     for together in (plain, odd, [*plain, *odd], [*odd, *plain]):
         of = causes[-len(together) :]
-        places = range(len(together))
-        found = outputs.encode_all(together, list(map(record, of)), places)
+        places = list(range(len(together)))
+        found = list(outputs.encode_all(together, Causes(list(map(record, of))), places, places))
         alone = [encode(output, cause, place) for output, cause, place in zip(together, of, places, strict=True)]
         assert found == alone
         assert [headers_of(output) for output in found] == [headers_of(output) for output in alone]
 
 
 def test_no_outputs_need_no_blob() -> None:
-    assert outputs.pack([]) is None
-    assert outputs.unpack(None, KEY) == []
+    assert outputs.pack(Parcel.of()) is None
+    assert list(outputs.unpack(None, KEY)) == []
 
 
 def test_blob_of_a_later_format_is_refused() -> None:
