@@ -105,13 +105,14 @@ def parse_json(value: bytes) -> Any:
         document = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise BadValue("not_json", f"value is not JSON: {error}") from None
-    if _MAYBE_HUGE in value.translate(_DIGITS):
-        _refuse_huge_numbers(value)
+    _refuse_huge_numbers(value)
     return document
 
 
 def _refuse_huge_numbers(value: bytes) -> None:
     """Money must not become a float in silence: refuse what 64 bits cannot hold exactly."""
+    if _MAYBE_HUGE not in value.translate(_DIGITS):
+        return
 
     def integer(digits: str) -> int:
         if len(digits) > 20 or int(digits) not in _INTEGERS:
@@ -180,12 +181,13 @@ class Columns:
     def documents(self) -> list[Any] | None:
         """The values as JSON; None if there is a problem with one of them."""
         if self._documents is None:
-            if self.has_run_of(_DIGITS, _MAYBE_HUGE):
-                return None
             try:
                 self._documents = list(map(orjson.loads, self.values))
-            except orjson.JSONDecodeError:
-                return None
+                if self._has_run_of(_DIGITS, _MAYBE_HUGE):  # in an id perhaps, which is text
+                    for value in self.values:
+                        _refuse_huge_numbers(value)
+            except (orjson.JSONDecodeError, BadValue):
+                self._documents = None
         return self._documents
 
     def checksums(self) -> list[int]:
@@ -199,9 +201,9 @@ class Columns:
         return map(add, map(len, self.values), map(len, self.keys))  # type: ignore[arg-type]
 
     def may_lose_digits(self) -> bool:
-        return self.has_run_of(_DIGITS_AND_POINT, _MAYBE_LONG)
+        return self._has_run_of(_DIGITS_AND_POINT, _MAYBE_LONG)
 
-    def has_run_of(self, table: bytes, run: bytes) -> bool:
+    def _has_run_of(self, table: bytes, run: bytes) -> bool:
         return run in b" ".join(self.values).translate(table)
 
 

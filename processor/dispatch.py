@@ -246,10 +246,13 @@ def _present_value_readers(annotation: Any) -> tuple[ReadOne, ReadMany]:
             raise BadValue(reason, f"value does not fit {_type_name(annotation)}: {problems}") from None
 
     def validated_many(columns: Columns) -> Sequence[Any] | None:
-        if columns.may_lose_digits():
-            return None
         try:
-            return list(map(adapter.validate_json, columns.values))
+            if not columns.may_lose_digits():
+                return list(map(adapter.validate_json, columns.values))
+            return [
+                adapter.validate_python(parse_exactly(value)) if may_lose_digits(value) else adapter.validate_json(value)
+                for value in columns.values
+            ]
         except Exception:  # of a validator of the handler's own too; `validated` will tell which value it was
             return None
 
