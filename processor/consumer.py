@@ -73,6 +73,7 @@ class Assignment:
     attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox
     budget: Budget | None = None
     buffer: deque[Span] = field(default_factory=deque)
+    reading: int = 0  # which one it is: the first, or one that began anew after what was read ahead was forgotten
 
 
 class Source:
@@ -181,10 +182,16 @@ class Source:
                     size += sum(span.sizes)
             self._buffered_records -= records
             self._buffered_bytes -= size + RECORD_OVERHEAD * records
-            for assignment in dict.fromkeys(span.assignment for span in taken):
+            readings = {span.assignment: span.assignment.reading for span in taken}
+            for assignment in readings:
                 assignment.users += 1
             self._changed.notify_all()
-        return Records(taken)
+        return Records(taken, readings)
+
+    def outdated(self, records: Records) -> list[Assignment]:
+        """Of records that were taken earlier: the partitions that were left, or are to be read again, since then."""
+        with self._changed:
+            return [a for a, reading in records.readings.items() if not a.owned or a.reading != reading]
 
     def use(self, assignments: Iterable[Assignment]) -> None:
         with self._changed:
@@ -304,6 +311,7 @@ class Source:
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
+        assignment.reading += 1
         self._buffered_records -= sum(map(len, assignment.buffer))
         self._buffered_bytes -= _bytes_of(assignment.buffer)
         assignment.buffer.clear()

@@ -231,12 +231,15 @@ def _present_value_readers(annotation: Any) -> tuple[ReadOne, ReadMany]:
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
         raise ConfigError(f"{annotation} cannot be validated from JSON: {str(error).splitlines()[0]}") from None
 
+    def validate(value: bytes) -> Any:
+        if may_lose_digits(value):
+            return adapter.validate_python(parse_exactly(value))
+        return adapter.validate_json(value)
+
     def validated(incoming: Incoming) -> Any:
         assert incoming.value is not None
         try:
-            if may_lose_digits(incoming.value):
-                return adapter.validate_python(parse_exactly(incoming.value))
-            return adapter.validate_json(incoming.value)
+            return validate(incoming.value)
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, problem['loc'])) or 'value'}: {problem['msg']}"
@@ -249,10 +252,7 @@ def _present_value_readers(annotation: Any) -> tuple[ReadOne, ReadMany]:
         try:
             if not columns.may_lose_digits():
                 return list(map(adapter.validate_json, columns.values))
-            return [
-                adapter.validate_python(parse_exactly(value)) if may_lose_digits(value) else adapter.validate_json(value)
-                for value in columns.values
-            ]
+            return list(map(validate, columns.values))
         except Exception:  # of a validator of the handler's own too; `validated` will tell which value it was
             return None
 

@@ -19,6 +19,7 @@ POINTS = (
     "after_effect",
     "before_claim",
     "after_claim",
+    "after_claim_ahead",
     "after_handlers",
     "before_ledger",
     "after_ledger",

@@ -223,8 +223,8 @@ class Inbox:
 
         Raises Cut where the batch has to end before one of them.
         """
-        if (bulk := usual(records)) is not None and await self._copy_all(connection, bulk):
-            return Claims(list(range(len(bulk))))
+        if (bulk := usual(records)) is not None and (all_of_them := await self.claim_unknown(connection, bulk)):
+            return all_of_them
         claims = Claims()
         colliding: list[int] = []
         by_key = _index_if_plain(records)
@@ -385,18 +385,18 @@ class Inbox:
         """Whether so many rows are inserted by COPY."""
         return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
 
-    async def _copy_all(self, connection: Connection[Row], bulk: Bulk) -> bool:
-        """By the column, if they have rows to insert, and no key is there already."""
+    async def claim_unknown(self, connection: Connection[Row], bulk: Bulk) -> Claims | None:
+        """By the column, if none of them has been seen before; None, and nothing is claimed, if one has."""
         keys = bulk.column("inbox_keys")
         if not bulk.route.inbox or not self.copies(len(keys)) or len(set(keys)) < len(keys):
-            return False
+            return None
         rows: list[bytes] = []
         for span in bulk.spans:
             sources = repeat(span.assignment.source)
             rows += map(
                 _copied, repeat(4), repeat(16), span.inbox_keys, *_lengthened(sources, span.offsets, span.checksums)
             )
-        return await self._copy(connection, rows)
+        return Claims(list(range(len(rows)))) if await self._copy(connection, rows) else None
 
     async def _copy(self, connection: Connection[Row], rows: list[bytes]) -> bool:
         """Insert all rows at once; False, and the transaction as it began, if one of the keys is known."""

@@ -32,6 +32,7 @@ from processor import (
     slots,
     sqlstates,
 )
+from processor.ahead import Ahead
 from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait
 from processor.budget import Budget
@@ -95,7 +96,6 @@ class Engine:
         self._consumer = settings.consumer
         self._source = Source(settings, Decoder(settings, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
-        self._work_session = postgres.Session(settings, "work")
         self._control = postgres.Session(settings, "control", retried=True)
         self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
         self._key_of = identity.inbox_key(settings.consumer)
@@ -113,6 +113,8 @@ class Engine:
         self._attempts = Attempts(settings, self._source, self._control, self._inbox)
         self._holding = Holding(settings, self._source, self._control, self._inbox, self._judge, self._readiness)
         self._turns = Turns(settings.consumer)
+        self._ahead = Ahead(settings, self._source, self._inbox, self._turns)
+        self._last_took = 0.0  # seconds
         self._publication: asyncio.Task[None] | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}
@@ -157,16 +159,16 @@ class Engine:
         """
         batch = self._settings.batch
         publication = self._publication
-        if publication is not None:
+        if publication is not None and not self._ahead.has_next:
             await self._gather(publication.done, None)
-        if self._backlog and self._source.buffered:
+        if self._backlog and self._source.buffered and not self._ahead.has_next:
             await self._gather(lambda: False, batch.linger_ms / 1000)
         self._source.news.clear()
         self._source.raise_failure()
         self._recover_new()
         self._holding.look()
         self._look_for_the_group()
-        records = self._source.take(batch.max_messages, batch.max_bytes)
+        records = await self._ahead.take() or self._source.take(batch.max_messages, batch.max_bytes)
         if records:
             self._backlog = len(records) >= batch.max_messages // 2
             return records
@@ -212,7 +214,7 @@ class Engine:
             await self._begin_work(used)
             while part := batch.part():
                 try:
-                    await self._unless_lost(self._try(batch, part), used)
+                    await self._attempt(batch, part, used)
                     batch.committed()
                 except Cut as cut:
                     batch.cut(cut.index)
@@ -291,6 +293,13 @@ class Engine:
             for assignment in fruitless:
                 assignment.begun = False
 
+    async def _attempt(self, batch: Batch, part: Sequence[Record], used: Sequence[Assignment]) -> None:
+        try:
+            await self._unless_lost(self._try(batch, part), used)
+        except BaseException:
+            await self._ahead.drop()  # whatever follows must not have to wait for what comes later
+            raise
+
     async def _try(self, batch: Batch, part: Sequence[Record]) -> None:
         if told(part) and part[0].alone:
             await self._attempts.begin(part)
@@ -302,19 +311,17 @@ class Engine:
         A crash between the two leaves stored outputs and an offset that has not moved, which
         recovery repairs. Reversed, the offset would pass work that Postgres then forgets.
         """
-        async with self._work_session.use() as connection:
+        began = asyncio.get_running_loop().time()
+        async with self._ahead.session.use() as connection:
             try:
-                await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
-                failpoints.reach("before_claim")
-                await parking.sort_out(connection, records, park=self._parks)
-                claims = await self._inbox.claim(connection, records)
-                if claims.newly_failed and self._parks:
-                    raise Again("a message that fails for its id parks its key")
+                claims = await self._ahead.claims(connection, records) or await self._claim(connection, records)
                 failpoints.reach("after_claim")
+                if not told(records):
+                    self._ahead.start(self._last_took)
                 cautious = any(assignment.caution for assignment in assignments_of(records))
                 handling = Handling(
                     self._settings,
-                    self._work_session,
+                    self._ahead.session,
                     self._judge,
                     records,
                     claims,
@@ -353,12 +360,22 @@ class Engine:
                 # Refused, so surely not committed; if the answer was lost, `use` turns it into ConnectionLost.
                 self._raise_attributed(error, batch, records)
         failpoints.reach("after_postgres_commit")
+        self._last_took = asyncio.get_running_loop().time() - began
         self._turns.committed()
         self._careful = CAREFUL_BATCHES if failed and self._careful else max(0, self._careful - 1)
         self._advanced(shares, records, failed)
         parking.remember(undone, park=self._parks)
         self._publish(shares, work)
         self._count(records, claims, failed, parked, work)
+
+    async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
+        await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
+        failpoints.reach("before_claim")
+        await parking.sort_out(connection, records, park=self._parks)
+        claims = await self._inbox.claim(connection, records)
+        if claims.newly_failed and self._parks:
+            raise Again("a message that fails for its id parks its key")
+        return claims
 
     def _undone(self, records: Sequence[Record], claims: Claims) -> list[Record]:
         """Those of ours that failed or have to wait."""
@@ -450,7 +467,7 @@ class Engine:
         cause = error.error if isinstance(error, Culprit) else error
         if sqlstates.is_deadlock(cause):
             self._turns.deadlocked()
-        if self._work_session.broken(error) or (attributed and not isinstance(error, Culprit)):
+        if self._ahead.session.broken(error) or (attributed and not isinstance(error, Culprit)):
             raise error
         text = f"{type(cause).__name__}: {cause}"
         if isinstance(error, BusyElsewhere):
@@ -552,6 +569,7 @@ class Engine:
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
         self._readiness.obstruct("starting over", str(trouble))
+        await self._ahead.drop()
         affected = [*self._source.active(), *self._holding.owned()]
         self._source.use(affected)
         self._source.suspend(affected)
@@ -704,10 +722,10 @@ class Engine:
             task.cancel()
         if self._recoveries:
             await asyncio.wait(self._recoveries)
+        await self._ahead.close()
         await self._source.close()
         await self._publisher.close()
         await asyncio.to_thread(self._cluster.close)
-        await self._work_session.close()
         await self._control.close()
 
     def _count(

@@ -134,8 +134,9 @@ Span: TypeAlias = Usual | Unusual
 class Records(Sequence[Record]):
     """What was decoded, or what is to be processed together: partition by partition, and in order within each."""
 
-    def __init__(self, spans: list[Span]) -> None:
+    def __init__(self, spans: list[Span], readings: dict[Assignment, int] | None = None) -> None:
         self.spans = spans
+        self.readings = readings or {}  # which reading of each partition they are of
         self._length = sum(map(len, spans))
         self._records: list[Record] | None = None
 

@@ -23,6 +23,10 @@ class Turns:
         self._after_deadlock = FIRST_ALONE
 
     @property
+    def alone(self) -> bool:
+        return self._alone > 0
+
+    @property
     def take(self) -> str:
         """SQL that waits for this batch's turn; the end of the transaction gives it back."""
         shared = "" if self._alone else "_shared"

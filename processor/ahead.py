@@ -1,0 +1,132 @@
+"""The next batch, claimed while the one at hand is being handled: Postgres would have nothing to do meanwhile.
+
+A claim ahead is an open transaction on a second connection. It holds keys of the inbox and nothing else, so nobody who
+is further on ever waits for it, and it waits for nobody but owners of the same keys. Only the claim is ahead: handlers
+and ledger still follow each other batch by batch.
+
+It is there to save time, never to decide: whenever the batch at hand does not go through, or anything is special
+about the next one, the claim is taken back and made again in its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor import failpoints
+from processor.inbox import SAVEPOINT, Claims, Inbox
+from processor.postgres import Session
+from processor.spans import Records, assignments_of, usual
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncpg import Connection
+    from asyncpg import Record as Row
+
+    from processor.config import Settings
+    from processor.consumer import Source
+    from processor.records import Record
+    from processor.turns import Turns
+
+log = structlog.get_logger()
+
+# A claim is not held for longer than about this: others may wait for its keys.
+SHORT_SECONDS = 0.5
+
+
+class Ahead:
+    def __init__(self, settings: Settings, source: Source, inbox: Inbox, turns: Turns) -> None:
+        self._batch = settings.batch
+        self._source = source
+        self._inbox = inbox
+        self._turns = turns
+        self.session = Session(settings, "work")  # for the batch at hand
+        self._other = Session(settings, "work ahead")
+        self._next: Records | None = None
+        self._claimed: Records | None = None  # the batch that the claim is for, when it has become the one at hand
+        self._claim: asyncio.Task[tuple[Connection[Row], Claims | None]] | None = None
+
+    @property
+    def has_next(self) -> bool:
+        return self._next is not None
+
+    def start(self, seconds: float) -> None:
+        """Claim the next batch if there is a full one of usual records; `seconds` is what the last one took."""
+        batch = self._batch
+        if (
+            self._next is None
+            and seconds < SHORT_SECONDS
+            and not self._turns.alone
+            and self._inbox.copies(batch.max_messages)
+            and self._source.has_a_batch(batch.max_messages, batch.max_bytes)
+        ):
+            self._next = self._source.take(batch.max_messages, batch.max_bytes)
+            if usual(self._next) is not None:
+                self._claim = asyncio.create_task(self._make(self._other, self._next))
+
+    async def take(self) -> Records | None:
+        """The next batch, if it was taken ahead; without what was lost, or is to be read again, in the meantime."""
+        records, self._next = self._next, None
+        if records is None:
+            return None
+        lost = self._source.outdated(records)
+        if lost:
+            await self.drop()
+            self._source.release(lost)
+            return Records([span for span in records.spans if span.assignment not in lost])
+        if self._claim is not None:
+            self.session, self._other = self._other, self.session
+            self._claimed = records
+        return records
+
+    async def claims(self, connection: Connection[Row], records: Sequence[Record]) -> Claims | None:
+        """What was claimed ahead of these, in the transaction that is open on this connection; None if nothing was."""
+        if self._claim is None or self._claimed is not records:
+            return None
+        task, self._claim, self._claimed = self._claim, None, None
+        try:
+            made_on, claims = await task
+        except Exception as error:  # the claim that is made in its turn finds out what it means
+            log.debug("not_claimed_ahead", reason=str(error))
+            claims = None
+        else:
+            if made_on is not connection:
+                return None
+        plain = usual(records) is not None and not any(a.parked_keys or a.caution for a in assignments_of(records))
+        if claims is None or not plain:
+            await connection.execute("ROLLBACK")
+            return None
+        return claims
+
+    async def drop(self) -> None:
+        """Take the claim back, so that it is in nobody's way; the batch is still the next one."""
+        task, session = self._claim, self._other if self._claimed is None else self.session
+        self._claim = self._claimed = None
+        if task is None:
+            return
+        if not task.done():
+            task.cancel()
+        await asyncio.wait({task})
+        await session.drop()
+        if not task.cancelled():
+            task.exception()
+
+    async def close(self) -> None:
+        await self.drop()
+        records, self._next = self._next, None
+        if records is not None:
+            self._source.release(assignments_of(records))
+        await self.session.close()
+        await self._other.close()
+
+    async def _make(self, session: Session, records: Records) -> tuple[Connection[Row], Claims | None]:
+        bulk = usual(records)
+        assert bulk is not None
+        async with session.use() as connection:
+            await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
+            claims = await self._inbox.claim_unknown(connection, bulk)
+            failpoints.reach("after_claim_ahead")
+            return connection, claims
