@@ -194,7 +194,7 @@ class KafkaSettings(_Table):
         }
         defaults = {
             "client.id": transactional_id,
-            "linger.ms": 5,  # nothing waits for it: committing a transaction flushes at once
+            "linger.ms": 100,  # nothing waits for it: committing a transaction flushes at once
             "delivery.report.only.error": True,
             # A transaction right behind another one is refused until the broker has put that one's markers in place,
             # which takes it a few milliseconds. librdkafka's own 100 would be waited for with every batch.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -36,7 +37,10 @@ log = structlog.get_logger()
 
 # How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
 POLL_SECONDS = 0.05
-CHUNK = 1000
+CHUNK = 2000
+# Whether the group still counts us in is asked so often, and whenever partitions come or go. Each time librdkafka
+# holds up all threads of the process for about as long as it takes to read a thousand records.
+MEMBERSHIP_SECONDS = 0.1
 BITE_SECONDS = 0.02
 # How long to wait for a full buffer to be emptied before the partitions are paused.
 FULL_SECONDS = 1.0
@@ -94,6 +98,7 @@ class Source:
         self._buffered_bytes = 0
         self._throttled = False
         self._group_metadata: Any = None
+        self._look_again = 0.0
         self.outside = False  # the group has dropped us, and we are not back yet
         self._closing = False
         self._failure: BaseException | None = None
@@ -207,7 +212,7 @@ class Source:
     # --- for the publish thread ---
 
     def group_metadata(self) -> Any:
-        """As of the last poll, None outside the group. If that has moved on, the broker refuses it, as it should."""
+        """As of a moment ago, None outside the group. If that has moved on, the broker refuses it, as it should."""
         return self._group_metadata
 
     # --- the poll thread ---
@@ -228,7 +233,8 @@ class Source:
                     messages = [] if first is None else [first, *self._consumer.consume(CHUNK, 0)]
                 else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
                     messages = self._consumer.consume(CHUNK, BITE_SECONDS)
-                self._group_metadata = self._membership()
+                if time.monotonic() >= self._look_again:
+                    self._group_metadata = self._membership()
                 if messages:
                     self._keep(messages)
         except BaseException as error:  # handed to the event loop, which decides
@@ -245,6 +251,7 @@ class Source:
 
         Metadata without a member id would not be refused: the broker takes it for a lone client's.
         """
+        self._look_again = time.monotonic() + MEMBERSHIP_SECONDS
         return self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
 
     def _wake(self) -> None:
