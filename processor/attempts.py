@@ -101,7 +101,7 @@ class Attempts:
         renewal = asyncio.create_task(self._renew(record))
         try:
             with Watch() as watch:
-                effect.value = await watch.call(record.route, record.message, EffectDatabase(effect), watch.now())
+                effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
         finally:
             renewal.cancel()
         return effect

@@ -84,16 +84,22 @@ def _is_transaction_command(sql: str) -> bool:
 class _Group:
     """Queued calls that are sent together, each with the message it is for. Rows that were withdrawn are None."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, form: Any) -> None:
         self.what = what
+        self.form = form
         self.rows: list[tuple[Any, ...] | None] = []
         self.owners: list[int | None] = []
 
     async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         raise NotImplementedError
 
+    @property
+    def text(self) -> str:
+        """For people."""
+        return self.what
+
     def failure(self, error: Exception) -> QueuedWriteFailed:
-        failed = QueuedWriteFailed(f"queued {self.what.strip()[:60]!r}: {error}")
+        failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {error}")
         failed.__cause__ = error
         return failed
 
@@ -118,18 +124,17 @@ class _Arrays(_Group):
 
 
 class _Copy(_Group):
-    """`insert`: COPY, which is what Postgres takes rows by fastest."""
-
-    def __init__(self, what: str, table: str, columns: tuple[str, ...]) -> None:
-        super().__init__(what)
-        self._table = table
-        self._columns = columns
+    """`insert`: COPY, which is what Postgres takes rows by fastest. What is a table, its form the columns."""
 
     async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
-        schema, _, table = self._table.rpartition(".")
+        schema, _, table = self.what.rpartition(".")
         await statements.connection.copy_records_to_table(
-            table, records=rows, columns=self._columns, schema_name=schema or None
+            table, records=rows, columns=self.form, schema_name=schema or None
         )
+
+    @property
+    def text(self) -> str:
+        return f"insert into {self.what}"
 
 
 # Told of a message whose write Postgres refuses; raises if the batch cannot go on without the message.
@@ -147,30 +152,30 @@ class Queue:
         self.statements = statements
         self.one_at_a_time = asyncio.Lock()
         self.last_sent = asyncio.get_running_loop().time()
-        self.flushes = 0
         self._refused = refused
-        self._reached: set[int | None] = set()  # messages of which Postgres has seen something; only if careful
-        self._sent = False  # it has seen something, of whomever
+        self._reached: set[int | None] = set()  # messages of which Postgres has seen something
         self._open = True
+        self._allowed: set[str] = set()  # statements that have been looked at, as long as it is open
         self._failed: Exception | None = None
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
-        self._newest_group_of: dict[object, int] = {}
+        self._newest_group_of: dict[tuple[type[_Group], str, object], int] = {}
         self._newest_group_of_key: dict[object, int] = {}
 
     def put(
-        self, owner: int | None, key: object, what: object, make: Callable[[], _Group], row: tuple[Any, ...]
-    ) -> tuple[_Group, int]:
+        self, owner: int | None, key: object, kind: type[_Group], what: str, form: object, row: tuple[Any, ...]
+    ) -> Queued:
         """Add to the newest group of its kind, unless that would overtake something queued for the same key."""
-        index = self._newest_group_of.get(what)
+        group_of = (kind, what, form)
+        index = self._newest_group_of.get(group_of)
         if index is None or self._newest_group_of_key.get(key, -1) > index:
-            index = self._newest_group_of[what] = len(self._groups)
-            self._groups.append(make())
+            index = self._newest_group_of[group_of] = len(self._groups)
+            self._groups.append(kind(what, form))
         group = self._groups[index]
         group.rows.append(row)
         group.owners.append(owner)
         self._newest_group_of_key[key] = index
-        return group, len(group.rows) - 1
+        return QUEUED
 
     def keep_order(self) -> None:
         """What is queued from now on is sent after all that is queued already, whatever its key."""
@@ -183,13 +188,11 @@ class Queue:
 
     def reach(self, owner: int | None) -> None:
         """Postgres is going to see something of this message."""
-        self._sent = True
-        if self._refused is not None:
-            self._reached.add(owner)
+        self._reached.add(owner)
 
     def withdraw(self, owner: int) -> bool:
         """Undo what is queued for a message; False if Postgres has seen some of it."""
-        if owner in self._reached or (self._refused is None and self._sent):
+        if owner in self._reached:
             return False
         for group in (*self._sending, *self._groups):
             for index, one in enumerate(group.owners):
@@ -204,8 +207,9 @@ class Queue:
         self._sending, self._groups = self._groups, []
         self._newest_group_of.clear()
         self._newest_group_of_key.clear()
-        self.flushes += 1
-        self._sent = True
+        if self._refused is None:
+            for group in self._sending:
+                self._reached.update(group.owners)
         self.note_sent()
         for group in self._sending:
             try:
@@ -259,13 +263,17 @@ class Queue:
         self.last_sent = asyncio.get_running_loop().time()
 
     def check(self, sql: str) -> None:
+        if sql in self._allowed:
+            return
         if not self._open:
             raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
         if _is_transaction_command(sql):
             raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
+        self._allowed.add(sql)
 
     def close(self) -> None:
         self._open = False
+        self._allowed.clear()
 
 
 class Database:
@@ -275,9 +283,6 @@ class Database:
         self._queue = queue
         self._key: object = None
         self._owner: int | None = None
-        self._queued: list[tuple[_Group, int]] = []  # by the message being served
-        self._flushes = 0
-        self._sent = False  # whether it has sent anything to Postgres
 
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
@@ -303,7 +308,8 @@ class Database:
         Queued statements with the same SQL run together. Those of messages with the same key keep
         their order whatever their SQL; between different keys only the order of equal SQL is kept.
         """
-        return self._put(sql, (_Each, sql), lambda: _Each(sql), args)
+        self._queue.check(sql)
+        return self._queue.put(self._owner, self._key, _Each, sql, None, args)
 
     def collect(self, sql: str, *args: Any) -> Queued:
         """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
@@ -314,15 +320,15 @@ class Database:
         """
         if not args:
             raise TypeError("collect() needs at least one argument to gather; without any, use write()")
-        return self._put(sql, (_Arrays, sql, len(args)), lambda: _Arrays(sql), args)
+        self._queue.check(sql)
+        return self._queue.put(self._owner, self._key, _Arrays, sql, len(args), args)
 
     def insert(self, table: str, **columns: Any) -> Queued:
         """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
         if not columns:
             raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
-        names = tuple(columns)
-        what = (_Copy, table, names)
-        return self._put("", what, lambda: _Copy(f"insert into {table}", table, names), tuple(columns.values()))
+        self._queue.check("")
+        return self._queue.put(self._owner, self._key, _Copy, table, tuple(columns), tuple(columns.values()))
 
     # --- for the engine ---
 
@@ -330,31 +336,10 @@ class Database:
         """What follows is done for a message with this key; `owner` is its place in the batch."""
         self._key = key
         self._owner = owner
-        self._queued = []
-        self._flushes = self._queue.flushes
-        self._sent = False
-
-    def withdraw(self) -> bool:
-        """Undo what the message being served has queued; False if some of it was already sent."""
-        if self._sent or (self._queued and self._flushes != self._queue.flushes):
-            return False
-        for group, index in self._queued:
-            group.rows[index] = None
-        self._queued = []
-        return True
-
-    def quiet_for(self) -> float:
-        """The seconds since Postgres heard of this transaction."""
-        return asyncio.get_running_loop().time() - self._queue.last_sent
 
     async def stay_awake(self) -> None:
         """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
         await self.fetchval("SELECT 1")
-
-    def _put(self, sql: str, what: object, make: Callable[[], _Group], row: tuple[Any, ...]) -> Queued:
-        self._queue.check(sql)
-        self._queued.append(self._queue.put(self._owner, self._key, what, make, row))
-        return QUEUED
 
     def _ready(self, sql: str) -> _Turn:
         self._queue.check(sql)
@@ -363,7 +348,6 @@ class Database:
     async def prepare(self, sql: str) -> PreparedStatement[Record]:
         """For a statement whose turn has come: what was queued before it goes first."""
         await self._queue.flush()
-        self._sent = True
         self._queue.reach(self._owner)
         self._queue.note_sent()
         return await self._queue.statements.prepare(sql)

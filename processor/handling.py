@@ -92,6 +92,7 @@ class Handling:
         self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
         self._max_output = max_output(settings)
         self._queue = Queue(session.statements, self._refused if careful else None)
+        self._careful = careful
         self._serving: set[int] = set()
         self._stretches = stretches_of(records)
         self._causes: Causes | None = None
@@ -167,7 +168,7 @@ class Handling:
         else:
             argument = Messages.of(messages())
         with Watch() as watch:
-            value = await watch.call(route, argument, database, watch.now())
+            value = await watch.call(route, argument, database)
         self._queue.raise_failure()
         if isinstance(value, Outputs):
             parcel = outputs.encode_each(value, self._known_causes(), indices)
@@ -225,14 +226,22 @@ class Handling:
         if now - self._queue.last_sent > self._idle_at_most:
             await database.stay_awake()
         database.serve(message if message.key is None else (message.partition, message.key), index)
-        self._serving.add(index)
+        if self._careful:
+            self._serving.add(index)
         if self._mark is not None:
             await self._tell(self._records[index])
         try:
             if effect is not None:
                 value = effect.apply(database)
             else:
-                value = await watch.call(route, message, database, now)
+                watch.begin(route, now)
+                try:  # what `call` does, without a coroutine more for each message
+                    value = await route.handler(message, database)
+                except asyncio.CancelledError as error:
+                    watch.explain(route, error)
+                    raise
+                finally:
+                    watch.end()
             self._queue.raise_failure()
             if type(value) is Output:
                 self._outputs.append(value)
@@ -252,7 +261,7 @@ class Handling:
                 or sqlstates.is_bystander(error)
             ):
                 raise
-            self._fail(index, error, database.withdraw)
+            self._fail(index, error)
         finally:
             self._serving.discard(index)
 
@@ -260,7 +269,7 @@ class Handling:
         """A write that this message queued is refused: it fails, with all else that it gave."""
         if index in self._serving:  # nobody knows what it is going to do yet
             raise Culprit(index, error) from error
-        self._fail(index, error, lambda: self._queue.withdraw(index))
+        self._fail(index, error)
         record, work = self._records[index], self._work
         left = [at for at, one in enumerate(self._where) if one != index]
         self._outputs = [self._outputs[at] for at in left]
@@ -270,14 +279,15 @@ class Handling:
             work.outgoing[record.assignment] = parcel.only([at for at, o in enumerate(parcel.offsets) if o != offset])
         work.results = [(one, result) for one, result in work.results if one is not record]
 
-    def _fail(self, index: int, error: Exception, withdraw: Callable[[], bool]) -> None:
+    def _fail(self, index: int, error: Exception) -> None:
         """Let the message fail and the batch go on; Culprit if that cannot be.
 
         It can, if it fails for good and what it queued can be taken back; not if the same message comes again in
         this batch: the later delivery is to get its try.
         """
         failure = self._judge.verdict(self._records[index], error)
-        if failure is None or not self._fails_in_place or index in self._claims.repeated or not withdraw():
+        in_place = failure is not None and self._fails_in_place and index not in self._claims.repeated
+        if not in_place or not self._queue.withdraw(index):
             raise Culprit(index, error) from error
         self._records[index].failure = failure
 
@@ -294,7 +304,7 @@ class Handling:
                 try:
                     parcel = self._encoded([given[at] for at in run], of, [places[at] for at in run])
                 except Exception as error:
-                    self._fail(index, error, lambda index=index: self._queue.withdraw(index))  # type: ignore[misc]
+                    self._fail(index, error)
                 else:
                     self._add(of, parcel)
 
@@ -367,25 +377,39 @@ class Watch:
     def now(self) -> float:
         return self._loop.time()
 
-    async def call(self, route: Route, argument: Any, database: Any, now: float) -> Any:
-        """A handler's answer. That something inside it was cancelled is its failure, unless it was us who did it."""
+    async def call(self, route: Route, argument: Any, database: Any) -> Any:
+        """A handler's answer."""
+        self.begin(route, self.now())
+        try:
+            return await route.handler(argument, database)
+        except asyncio.CancelledError as error:
+            self.explain(route, error)
+            raise
+        finally:
+            self.end()
+
+    def begin(self, route: Route, now: float) -> None:
+        """A handler is about to be called."""
         self._expired = False
         self._deadline = now + route.timeout_seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._look)
-        try:
-            value = await route.handler(argument, database)
-        except asyncio.CancelledError as error:
-            if self._expired and self._task.uncancel() == 0:
+
+    def explain(self, route: Route, error: asyncio.CancelledError) -> None:
+        """That something inside a handler was cancelled is its failure, unless it was us who did it."""
+        if self._expired:
+            self._expired = False
+            if self._task.uncancel() == 0:
                 raise HandlerTimeout(f"{route.name} took longer than {route.timeout_seconds:g} s") from None
-            if self._task.cancelling():
-                raise
+        if not self._task.cancelling():
             raise RuntimeError("the handler let a cancellation through") from error
-        finally:
-            self._deadline = None
-        if self._expired:  # it went on regardless, and came to its end
+
+    def end(self) -> None:
+        """It has come to its end, whichever."""
+        self._deadline = None
+        if self._expired:  # it went on regardless
+            self._expired = False
             self._task.uncancel()
-        return value
 
     def _look(self) -> None:
         self._timer = None
