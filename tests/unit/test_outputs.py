@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from processor import Message, Output, identity, outputs
+from processor import Message, Output, Outputs, identity, outputs
 from processor.consumer import Assignment
 from processor.outputs import Causes, Outgoing, Parcel
 from processor.records import Partition, Record
@@ -185,6 +186,179 @@ def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
         alone = [encode(output, cause, place) for output, cause, place in zip(together, of, places, strict=True)]
         assert found == alone
         assert [headers_of(output) for output in found] == [headers_of(output) for output in alone]
+
+
+# --- one for each, by the column ---
+
+
+def plain_causes() -> list[Message[Any]]:
+    return [cause(id_=f"e{n}") for n in range(4)]
+
+
+def special_causes() -> list[Message[Any]]:
+    """Some with headers that are passed on, some with others, some without."""
+    return [
+        cause(id_="e0"),
+        cause(("correlation-id", b"root"), ("traceparent", b"t-1"), id_="e1"),
+        cause(("other", b"x"), id_="e2"),
+        cause(("traceparent", None), ("correlation-id", b""), id_="e3"),
+    ]
+
+
+@pytest.mark.parametrize("make", [plain_causes, special_causes])
+@pytest.mark.parametrize("type_", [None, "Done"])
+@pytest.mark.parametrize("keys", [None, [b"a", b"b", b"", b"\xff"], ["a", "ü", "", "d"], [b"a", None, "c", None]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"n": 1}, {"n": 2}, {"sum": Decimal("0.30")}, {}],
+        [{"n": 1}, None, "text", b"\x00"],
+        [Priced(price=Decimal("1.10")), [1], 5, Point(3)],
+    ],
+)
+def test_outputs_by_the_column_are_as_if_each_was_an_output_of_its_own(
+    make: Callable[[], list[Message[Any]]], type_: str | None, keys: Any, values: list[Any]
+) -> None:
+    of = make()
+    expected = [
+        encode(Output("out", value, key, type=type_), one)
+        for value, key, one in zip(values, keys or [None] * 4, of, strict=True)
+    ]
+    causes = Causes(list(map(record, of)))
+    for where in (range(4), [0, 1, 2, 3]):
+        found = list(outputs.encode_each(Outputs("out", values, keys, type_), causes, where))
+        assert found == expected
+        assert [output.headers() for output in found] == [output.headers() for output in expected]
+        assert [output.size() for output in found] == [output.size() for output in expected]
+
+
+def test_outputs_by_the_column_may_answer_a_part_of_the_batch() -> None:
+    of = special_causes()
+    causes = Causes(list(map(record, of)))
+    for where in ([1, 3], range(1, 3), [2], range(4, 4)):
+        values = [{"n": n} for n in where]
+        found = list(outputs.encode_each(Outputs("out", values, type="Done"), causes, where))
+        assert found == [encode(Output("out", {"n": n}, type="Done"), of[n]) for n in where]
+
+
+def test_headers_of_the_cause_are_passed_on_by_the_column() -> None:
+    causes = Causes(list(map(record, special_causes())))
+    parcel = outputs.encode_each(Outputs("out", [1, 2, 3, 4], type="Done"), causes, range(4))
+    found = [dict(output.headers()) for output in parcel]
+    assert [headers["correlation-id"] for headers in found] == [b"e0", b"root", b"e2", b"e3"]
+    assert [headers.get("traceparent") for headers in found] == [None, b"t-1", None, None]
+    assert [headers["causation-id"] for headers in found] == [b"e0", b"e1", b"e2", b"e3"]
+    assert {headers["type"] for headers in found} == {b"Done"}
+    assert not any("other" in headers for headers in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (Outputs("out", [1]), r"there are 2 messages, 1 values and 2 keys; return a list of Output"),
+        (Outputs("out", []), r"there are 2 messages, 0 values and 2 keys"),
+        (Outputs("out", [1, 2, 3]), r"there are 2 messages, 3 values"),
+        (Outputs("out", [1, 2], ["k"]), r"2 values and 1 keys"),
+        (Outputs("out", [1, 2], [b"k"] * 3), r"2 values and 3 keys"),
+        (Outputs("out", [1, 2], []), r"2 values and 0 keys"),
+        (Outputs("", [1, 2]), r"topic of Outputs must be a name, not empty"),
+        (Outputs("out", [1, object()]), r"(?i)object has no JSON form|type is not JSON serializable"),
+        (Outputs("out", [1, 2], ["k", BAD_KEY]), r"key must be bytes, text or None, not int"),
+    ],
+)
+def test_outputs_by_the_column_that_cannot_be_sent_are_refused(given: Outputs, says: str) -> None:
+    causes = Causes([record(cause(id_=f"e{n}")) for n in range(2)])
+    with pytest.raises(TypeError, match=says):
+        outputs.encode_each(given, causes, range(2))
+
+
+# --- parcels ---
+
+
+def parcel() -> list[Outgoing]:
+    """Out of order, with several outputs of some causes, and all that a row may hold."""
+    return [
+        encode(Output("b", None, None), at(7)),
+        encode(Output("a", b"v", b"k", {"h": b"x", "n": None, "e": b""}), at(5), 1),
+        encode(Output("a", "w", "", type="T"), at(5)),
+        dead_letter(("a", b"1"), ("a", None), ("ü", b"\xff")),  # offset 43
+        encode(Output("c", {"n": 1}, b"\xff"), at(9)),
+        encode(Output("b", b"", b"k"), at(5), 2),
+    ]
+
+
+def at(offset: int) -> Message[Any]:
+    return Message(f"e{offset}", "T", b"k", {}, (), "orders", 0, offset, None)
+
+
+def test_parcel_gives_back_its_rows() -> None:
+    rows = parcel()
+    assert list(Parcel.of(rows)) == rows
+    assert len(Parcel.of(rows)) == len(rows)
+    assert (list(Parcel.of()), len(Parcel.of())) == ([], 0)
+
+
+@pytest.mark.parametrize("where", [[], [0], [5, 0, 3], [1, 1], range(6), range(2, 4)])
+def test_parcel_of_only_some_rows(where: Sequence[int]) -> None:
+    rows = parcel()
+    whole = Parcel.of(rows)
+    assert list(whole.only(where)) == [rows[index] for index in where]
+    assert list(whole) == rows
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 6), (0, 0), (6, 6), (1, 4), (4, 9)])
+def test_part_of_a_parcel(start: int, end: int) -> None:
+    rows = parcel()
+    part = Parcel.of(rows).part(start, end)
+    assert list(part) == rows[start:end]
+
+
+def test_parcel_is_sorted_by_offset_and_place() -> None:
+    rows = parcel()
+    assert [(row.source_offset, row.place) for row in Parcel.of(rows).sorted()] == [
+        (5, 0),
+        (5, 1),
+        (5, 2),
+        (7, 0),
+        (9, 0),
+        (43, outputs.DEAD_LETTER),
+    ]
+    assert sorted(Parcel.of(rows).sorted(), key=rows.index) == rows
+    assert list(Parcel.of().sorted()) == []
+
+
+def test_parcel_grows_at_its_end_and_leaves_the_other_as_it_is() -> None:
+    rows = parcel()
+    first, more = Parcel.of(rows[:2]), Parcel.of(rows[2:])
+    part = first.part(0, 2)
+    first.extend(more)
+    first.extend(Parcel.of())
+    assert list(first) == rows
+    assert list(more) == rows[2:]
+    assert list(part) == rows[:2], "a part is a copy"
+    empty = Parcel.of()
+    empty.extend(first)
+    assert list(empty) == rows
+    assert list(Parcel.of()) == []
+
+
+@pytest.mark.parametrize("where", [range(6), [5, 4, 3, 2, 1, 0], [0], [4], [0, 4], [1, 2], [3], [2]])
+def test_ledger_blob_of_columns_gives_back_what_went_in(where: Sequence[int]) -> None:
+    sent = Parcel.of(parcel()).only(where)
+    rows = list(sent)
+    kept = outputs.unpack(outputs.pack(sent), KEY)
+    assert list(kept) == rows
+    assert [output.headers() for output in kept] == [output.headers() for output in rows]
+    assert list(sent) == rows, "packing changes nothing"
+    kept.extend(sent)
+    assert list(outputs.unpack(outputs.pack(kept), KEY)) == rows * 2
+
+
+def test_ledger_blob_of_outputs_by_the_column_gives_back_what_went_in() -> None:
+    causes = Causes(list(map(record, special_causes())))
+    sent = outputs.encode_each(Outputs("out", [{"n": 1}, None, b"", "ü"], [b"k", None, "", "ü"], "T"), causes, range(4))
+    sent.extend(outputs.encode_each(Outputs("other", [1, 2, 3, 4]), causes, range(4)))
+    assert list(outputs.unpack(outputs.pack(sent), KEY)) == list(sent)
 
 
 def test_no_outputs_need_no_blob() -> None:
