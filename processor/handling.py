@@ -83,7 +83,7 @@ class Handling:
         self._judge = judge
         # Where a failure has consequences for what comes after it, the batch is run again with it.
         self._fails_in_place = settings.failure.policy == "dead-letter"
-        self._records = records
+        self._records = records if usual(records) is not None else list(records)
         self._claims = claims
         # Columns for all of them, as long as nobody is left out and nobody needs to be told of one by one.
         self._bulk = usual(records) if len(claims.mine) == len(records) and mark is None else None
@@ -93,6 +93,7 @@ class Handling:
         self._max_output = max_output(settings)
         self._queue = Queue(session.statements, self._refused if careful else None)
         self._careful = careful
+        self._left_out: set[int] = set()
         self._serving: set[int] = set()
         self._stretches = stretches_of(records)
         self._causes: Causes | None = None
@@ -122,6 +123,8 @@ class Handling:
                     raise trouble
                 self._collect()
             await self._queue.flush()
+            if self._left_out:
+                self._leave_out()
             await self._tell_end()
         except Exception as error:
             with suppress(ProcessorError):
@@ -269,15 +272,22 @@ class Handling:
         """A write that this message queued is refused: it fails, with all else that it gave."""
         if index in self._serving:  # nobody knows what it is going to do yet
             raise Culprit(index, error) from error
+        self._fail_with_all(index, error)
+
+    def _fail_with_all(self, index: int, error: Exception) -> None:
+        """Let a message fail whose handler came to its end: what it gave is left out in the end."""
         self._fail(index, error)
-        record, work = self._records[index], self._work
-        left = [at for at, one in enumerate(self._where) if one != index]
-        self._outputs = [self._outputs[at] for at in left]
-        self._where, self._places = [self._where[at] for at in left], [self._places[at] for at in left]
-        if record.assignment in work.outgoing:
-            parcel, offset = work.outgoing[record.assignment], record.message.offset
-            work.outgoing[record.assignment] = parcel.only([at for at, o in enumerate(parcel.offsets) if o != offset])
-        work.results = [(one, result) for one, result in work.results if one is not record]
+        self._left_out.add(index)
+
+    def _leave_out(self) -> None:
+        """Those that failed give nothing."""
+        work, failed = self._work, [self._records[index] for index in self._left_out]
+        for assignment in assignments_of(failed):
+            offsets = {record.message.offset for record in failed if record.assignment is assignment}
+            if (parcel := work.outgoing.get(assignment)) is not None:
+                left = [at for at, offset in enumerate(parcel.offsets) if offset not in offsets]
+                work.outgoing[assignment] = parcel.only(left)
+        work.results = [(record, result) for record, result in work.results if record not in failed]
 
     def _fail(self, index: int, error: Exception) -> None:
         """Let the message fail and the batch go on; Culprit if that cannot be.
@@ -304,7 +314,7 @@ class Handling:
                 try:
                     parcel = self._encoded([given[at] for at in run], of, [places[at] for at in run])
                 except Exception as error:
-                    self._fail(index, error)
+                    self._fail_with_all(index, error)
                 else:
                     self._add(of, parcel)
 
