@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from processor import Database, Message, Output, Reject, Result, Retry, Unavailable
+from processor import Database, Message, Messages, Output, Outputs, Reject, Result, Retry, Unavailable
 
 INSERT = "INSERT INTO effects (what) VALUES ($1)"
 
@@ -37,6 +37,10 @@ class OddOfAKind(Odd):
 
 def probe() -> None:
     """A test may put its own in here; called by handlers that say so."""
+
+
+async def meet(messages: Messages[Any], db: Database) -> None:
+    """A test may put its own in here; awaited by handlers of batches by the column before they do anything."""
 
 
 def reset(topic: str) -> None:
@@ -431,3 +435,39 @@ async def down_at_first(message: Message[Any], db: Database) -> None:
         raise Unavailable("down", after=0.0)
     await gate.wait()
     db.write(INSERT, _what(message))
+
+
+async def by_column(messages: Messages[Any], db: Database) -> Outputs:
+    """Writes a row and sends an output for each without looking at any by itself; fails where it is told to."""
+    calls.update(messages.ids)
+    await meet(messages, db)
+    whats = [str(value["what"]) for value in messages.values]
+    await db.execute(COLLECT, whats)
+    bad = failing.intersection(messages.ids)
+    if bad:
+        raise RuntimeError(f"told to fail on {sorted(bad)}")
+    return Outputs(output_topic, [{"what": what} for what in whats], messages.keys, "Applied")
+
+
+async def by_column_with_cause(messages: Messages[Any], db: Database) -> list[Output]:
+    """Takes columns and messages, and answers every other message, twice, in any order."""
+    calls.update(messages.ids)
+    await meet(messages, db)
+    assert [message.id for message in messages] == messages.ids
+    assert [messages[index].value for index in range(len(messages))] == messages.values
+    assert [message.key for message in messages[:]] == messages.keys
+    await db.execute(COLLECT, [_what(message) for message in messages])
+    return [
+        Output(output_topic, {"what": f"{_what(message)}.{n}"}, message.key, {"n": str(n)}, cause=message)
+        for n in range(2)
+        for message in reversed(messages)
+        if message.offset % 2 == 0
+    ]
+
+
+async def uneven_outputs(messages: Messages[Any], db: Database) -> Outputs:
+    """One output too many, after all rows were written."""
+    calls.update(messages.ids)
+    await meet(messages, db)
+    await db.execute(COLLECT, [str(value["what"]) for value in messages.values])
+    return Outputs(output_topic, [*messages.values, {"what": "one too many"}])
