@@ -1,8 +1,8 @@
 """The next batch, claimed while the one at hand is being handled: Postgres would have nothing to do meanwhile.
 
-A claim ahead is an open transaction on a second connection. It holds keys of the inbox and nothing else, so nobody who
-is further on ever waits for it, and it waits for nobody but owners of the same keys. Only the claim is ahead: handlers
-and ledger still follow each other batch by batch.
+A claim ahead is an open transaction on a second connection. It holds keys of the inbox, and its consumer's turn
+together with all others: nobody who is further on ever waits for it, and it waits for nobody but owners of the same
+keys. Only the claim is ahead: handlers and ledger still follow each other batch by batch.
 
 It is there to save time, never to decide: whenever the batch at hand does not go through, or anything is special
 about the next one, the claim is taken back and made again in its turn.
@@ -11,6 +11,7 @@ about the next one, the claim is taken back and made again in its turn.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -35,6 +36,8 @@ log = structlog.get_logger()
 
 # A claim is not held for longer than about this: others may wait for its keys.
 SHORT_SECONDS = 0.5
+# After a claim that went wrong, perhaps because there is no second connection to be had, none is made for so long.
+PAUSE_SECONDS = 10.0
 
 
 class Ahead:
@@ -47,6 +50,7 @@ class Ahead:
         self._other = Session(settings, "work ahead")
         self._next: Records | None = None
         self._claimed: Records | None = None  # the batch that the claim is for, when it has become the one at hand
+        self._not_before = 0.0
         self._claim: asyncio.Task[tuple[Connection[Row], Claims | None]] | None = None
 
     @property
@@ -59,6 +63,7 @@ class Ahead:
         if (
             self._next is None
             and seconds < SHORT_SECONDS
+            and time.monotonic() >= self._not_before
             and not self._turns.alone
             and self._inbox.copies(batch.max_messages)
             and self._source.has_a_batch(batch.max_messages, batch.max_bytes)
@@ -84,35 +89,43 @@ class Ahead:
 
     async def claims(self, connection: Connection[Row], records: Sequence[Record]) -> Claims | None:
         """What was claimed ahead of these, in the transaction that is open on this connection; None if nothing was."""
-        if self._claim is None or self._claimed is not records:
+        if self._claim is None or self._claimed is None:
             return None
-        task, self._claim, self._claimed = self._claim, None, None
+        task, claimed = self._claim, self._claimed
+        self._claim = self._claimed = None
         try:
             made_on, claims = await task
         except Exception as error:  # the claim that is made in its turn finds out what it means
             log.debug("not_claimed_ahead", reason=str(error))
-            claims = None
-        else:
-            if made_on is not connection:
-                return None
-        plain = usual(records) is not None and not any(a.parked_keys or a.caution for a in assignments_of(records))
-        if claims is None or not plain:
+            self._not_before = time.monotonic() + PAUSE_SECONDS
+            made_on, claims = connection, None
+        if made_on is not connection:
+            return None
+        plain = claimed is records and usual(records) is not None
+        if claims is None or not plain or any(a.parked_keys or a.caution for a in assignments_of(records)):
             await connection.execute("ROLLBACK")
             return None
         return claims
 
+    async def settle(self) -> None:
+        """The batch at hand is done: what was claimed for it, and that nobody asked for, is taken back."""
+        if self._claimed is not None:
+            await self.drop()
+
     async def drop(self) -> None:
-        """Take the claim back, so that it is in nobody's way; the batch is still the next one."""
-        task, session = self._claim, self._other if self._claimed is None else self.session
-        self._claim = self._claimed = None
+        """Take the claim back, so that it is in nobody's way; the batch that it was for is still to be done."""
+        task = self._claim
         if task is None:
             return
+        if self._claimed is not None:  # and its connection with it, which there may be none of
+            self.session, self._other = self._other, self.session
+        self._claim = self._claimed = None
         if not task.done():
             task.cancel()
         await asyncio.wait({task})
-        await session.drop()
-        if not task.cancelled():
-            task.exception()
+        await self._other.drop()
+        if not task.cancelled() and task.exception() is not None:
+            self._not_before = time.monotonic() + PAUSE_SECONDS
 
     async def close(self) -> None:
         await self.drop()

@@ -38,7 +38,7 @@ log = structlog.get_logger()
 # How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
 POLL_SECONDS = 0.05
 CHUNK = 2000
-# Whether the group still counts us in is asked so often, and whenever partitions come or go. Each time librdkafka
+# Whether the group still counts us in is asked so often, and whenever partitions come. Each time librdkafka
 # holds up all threads of the process for about as long as it takes to read a thousand records.
 MEMBERSHIP_SECONDS = 0.1
 BITE_SECONDS = 0.02

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from functools import lru_cache
@@ -33,6 +34,8 @@ _STATEMENTS_KEPT = 256
 # for Postgres, which is slow with more than 64 savepoints in a transaction.
 CAREFUL_ROWS = 64
 CAREFUL_PIECES = 16
+# An answer that may come within this time is waited for without going to sleep.
+SOON_SECONDS = 0.001
 
 
 class TransactionCommandError(Exception):
@@ -43,11 +46,44 @@ class QueuedWriteFailed(Exception):
     """A queued write failed; the message being served when it ran need not be the one that queued it."""
 
 
+class Attention:
+    """Stays awake for answers that come soon: being woken up takes longer than Postgres does for a small statement.
+
+    Handlers that wait for Postgres message by message are nearly twice as fast that way. Who has waited longer once
+    sleeps the next time.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = 0.0
+        self._waiting = False
+        self._awake = False
+        self._soon = True  # as far as the last answer tells
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+        self._waiting = True
+        if self._soon and not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._look)
+
+    def end(self) -> None:
+        self._waiting = False
+        self._soon = time.perf_counter() - self._began < SOON_SECONDS
+
+    def _look(self) -> None:
+        if self._waiting and time.perf_counter() - self._began < SOON_SECONDS:
+            self._loop.call_soon(self._look)  # as long as something is to be done, the loop does not sleep
+        else:
+            self._awake = False
+
+
 class Statements:
     """Prepared statements of one connection, the least used forgotten first."""
 
     def __init__(self, connection: Connection[Record]) -> None:
         self.connection = connection
+        self.attention = Attention()
         self._prepared: OrderedDict[str, PreparedStatement[Record]] = OrderedDict()
 
     async def prepare(self, sql: str) -> PreparedStatement[Record]:
@@ -364,12 +400,15 @@ class _Turn:
     async def __aenter__(self) -> PreparedStatement[Record]:
         await self._queue.one_at_a_time.acquire()
         try:
-            return await self._database.prepare(self._sql)
+            statement = await self._database.prepare(self._sql)
         except BaseException:
             self._queue.one_at_a_time.release()
             raise
+        self._queue.statements.attention.begin()
+        return statement
 
     async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._queue.statements.attention.end()
         self._queue.one_at_a_time.release()
         if type(error) is TimeoutError:
             raise StatementTimedOut("the statement was not answered in time") from error

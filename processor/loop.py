@@ -234,7 +234,9 @@ class Engine:
                     batch.tries += 1
                     log.info("batch_retried", reason=str(again), times=batch.tries, records=len(part))
                     await asyncio.sleep(failures.backoff(batch.tries))
+            await self._ahead.settle()
         except BaseException:
+            await self._ahead.drop()
             await self._abandon(records, used)
             raise
         finally:

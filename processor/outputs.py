@@ -38,7 +38,7 @@ HEADER_OVERHEAD = 10
 # In place of a place among the outputs of a cause. Ledger rows hold it: never change it.
 DEAD_LETTER = -1
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Outgoing(NamedTuple):

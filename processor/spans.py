@@ -173,8 +173,8 @@ class Bulk:
         return sum(map(len, self.spans))
 
     def column(self, name: str) -> list[Any]:
-        columns = list(map(attrgetter(name), self.spans))
-        return columns[0] if len(columns) == 1 else list(chain.from_iterable(columns))
+        """A list of its own: whoever gets it may do with it what they like."""
+        return list(chain.from_iterable(map(attrgetter(name), self.spans)))
 
     def messages(self) -> list[Message[Any]]:
         return [message for span in self.spans for message in span.messages()]

@@ -38,3 +38,20 @@ def test_killed_at_full_speed_in_the_middle_of_a_backlog_each_order_counts_once(
     start(deployed)
     report = verifier.assert_exactly_once()
     assert report.records == BACKLOG > report.orders, "without duplicates in the feed this would show less than it says"
+
+
+def test_killed_with_the_next_batch_claimed_ahead_each_order_counts_once(
+    deployment: Deploy, start: Start, subtests: pytest.Subtests
+) -> None:
+    """With few repetitions in the feed: after one, nothing is claimed ahead for a while."""
+    deployed = deployment(handler="reserve_many", settings={"profile": "throughput", "batch": None})
+    verifier = deployed.verifier()
+    feed = deployed.feed(duplicates=0.00005)
+    feed.send(BACKLOG)
+    for number in (1, 3):
+        with subtests.test(f"SIGKILL after_claim_ahead@{number}"):
+            doomed = start(deployed, failpoints=f"after_claim_ahead=kill@{number}")
+            assert doomed.wait() == -signal.SIGKILL, doomed.tail()
+    start(deployed)
+    report = verifier.assert_exactly_once()
+    assert report.records == BACKLOG > report.orders, "without duplicates in the feed this would show less than it says"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.feed import Feed
+from tests.support.feed import DUPLICATES, Feed
 from tests.support.verifier import Verifier
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -34,8 +34,8 @@ class Deployment:
     dead_letter_topic: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    def feed(self, *, skus: int = 5) -> Feed:
-        return Feed(self.bootstrap_servers, self.input_topic, self.partitions, skus=skus)
+    def feed(self, *, skus: int = 5, duplicates: float = DUPLICATES) -> Feed:
+        return Feed(self.bootstrap_servers, self.input_topic, self.partitions, skus=skus, duplicates=duplicates)
 
     def verifier(self) -> Verifier:
         return Verifier(self.bootstrap_servers, self.input_topic, self.output_topic, self.consumer, self.database)

@@ -20,14 +20,23 @@ FLUSH_SECONDS = 60.0
 class Feed:
     """Writes orders to every partition in turn.
 
-    About one in ten is sent again later, same bytes and same event id at another offset, half of those on
-    another partition. The mix is the same in every run.
+    About one in ten, or so many as are asked for, is sent again later, same bytes and same event id at another offset,
+    half of those on another partition. The mix is the same in every run.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, partitions: int, *, skus: int = 5) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        partitions: int,
+        *,
+        skus: int = 5,
+        duplicates: float = DUPLICATES,
+    ) -> None:
         self._topic = topic
         self._partitions = partitions
         self._skus = skus
+        self._duplicates = duplicates
         self._random = random.Random(topic.rpartition("-")[0])
         self._failures: list[str] = []
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=200)
@@ -72,7 +81,7 @@ class Feed:
 
     def _produce(self, count: int) -> None:
         for _ in range(count):
-            if self._recent and self._random.random() < DUPLICATES:
+            if self._recent and self._random.random() < self._duplicates:
                 partition, order = self._random.choice(self._recent)
                 if self._random.random() < 0.5:
                     partition = self._random.randrange(self._partitions)
