@@ -226,6 +226,31 @@ async def test_claim_ahead_is_an_open_transaction_that_nobody_sees_yet(
     assert await b.effects() == said(b) == WHATS
 
 
+@pytest.mark.parametrize("kind", ["large", "repeated within", "known"])
+async def test_batch_that_cannot_be_claimed_by_copy_is_taken_ahead_in_vain(
+    bench: MakeBench, watched: Watched, kind: str
+) -> None:
+    """So few records that a COPY does not pay, the same message twice in one batch, or one that was done long ago."""
+    b = bench(HANDLERS, batch={"max_messages": SIZE, "max_bytes": 20_000})
+    sent = numbered()
+    if kind == "large":
+        for record in sent[SIZE:]:
+            record.value["padding"] = "x" * 1000
+    elif kind == "repeated within":
+        sent[SIZE + 20] = numbered()[SIZE + 10]
+    async with b.running():
+        if kind == "known":
+            b.send(numbered(1, SIZE + 20))
+            await b.done()
+        await backlog(b, sent)
+        await b.done()
+    assert Counter(await b.effects()) == Counter(said(b))
+    assert Counter(await b.effects()) == Counter(w for w in WHATS if kind != "repeated within" or w != f"w{SIZE + 20}")
+    assert set(handlers.calls.values()) == {1}
+    assert await not_completed(b) == {}
+    assert False in watched.made
+
+
 # --- the same message in two batches ---
 
 
