@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from structlog.testing import capture_logs
@@ -249,6 +251,39 @@ async def test_batch_that_cannot_be_claimed_by_copy_is_taken_ahead_in_vain(
     assert set(handlers.calls.values()) == {1}
     assert await not_completed(b) == {}
     assert False in watched.made
+
+
+async def test_without_a_second_connection_batches_are_claimed_in_their_turn(
+    bench: MakeBench, watched: Watched, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
+) -> None:
+    """The role may have two, which is what a worker had without claims ahead."""
+    b = bench(HANDLERS, **BATCH)
+
+    async def wait(messages: Messages[Any], db: Database) -> None:
+        await claimed(b.engines[0])
+
+    on_batch_with(monkeypatch, "m0", wait)
+    role = f"role_{uuid.uuid4().hex[:8]}"
+    await b.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'secret' CONNECTION LIMIT 2",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
+    )
+    parts = urlsplit(b.database)
+    limited = urlunsplit(parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}"))
+    b.config.write_text(b.config.read_text().replace(b.database, limited))
+    try:
+        async with b.running():
+            await backlog(b, numbered())
+            await b.done()
+        assert await b.effects() == said(b) == WHATS
+        assert await not_completed(b) == {}
+        assert watched.failed >= 1
+        assert watched.used == 0
+        assert events(logs, "starting_over") == []
+    finally:
+        await nothing_is_left_open(b)
+        await b.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 # --- the same message in two batches ---
