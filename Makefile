@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 BENCH_VENV  := .bench
 BENCH_READY := $(BENCH_VENV)/.ready
 # Tests wait for servers and time-outs far more than they compute.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo bench bench-peers bench-env test test-unit check format lock wheel clean
 

@@ -50,6 +50,7 @@ class Ahead:
         self._other = Session(settings, "work ahead")
         self._next: Records | None = None
         self._claimed: Records | None = None  # the batch that the claim is for, when it has become the one at hand
+        self._held: tuple[Connection[Row], Claims | None] | None = None  # what was claimed for that one
         self._not_before = 0.0
         self._claim: asyncio.Task[tuple[Connection[Row], Claims | None]] | None = None
 
@@ -83,22 +84,26 @@ class Ahead:
             self._source.release(lost)
             return Records([span for span in records.spans if span.assignment not in lost])
         if self._claim is not None:
-            self.session, self._other = self._other, self.session
             self._claimed = records
         return records
 
+    async def ready(self) -> None:
+        """Wait for the claim of the batch at hand. If it was made, its connection is the one for the batch."""
+        if self._claim is None or self._claimed is None:
+            return
+        await asyncio.wait({self._claim})
+        if self._claim.cancelled() or self._claim.exception() is not None:
+            await self.drop()  # the claim that is made in its turn finds out what it means
+            return
+        self._held, self._claim = self._claim.result(), None
+        self.session, self._other = self._other, self.session
+
     async def claims(self, connection: Connection[Row], records: Sequence[Record]) -> Claims | None:
         """What was claimed ahead of these, in the transaction that is open on this connection; None if nothing was."""
-        if self._claim is None or self._claimed is None:
+        if self._held is None:
             return None
-        task, claimed = self._claim, self._claimed
-        self._claim = self._claimed = None
-        try:
-            made_on, claims = await task
-        except Exception as error:  # the claim that is made in its turn finds out what it means
-            log.debug("not_claimed_ahead", reason=str(error))
-            self._not_before = time.monotonic() + PAUSE_SECONDS
-            made_on, claims = connection, None
+        (made_on, claims), claimed = self._held, self._claimed
+        self._held = self._claimed = None
         if made_on is not connection:
             return None
         plain = claimed is records and usual(records) is not None
@@ -114,17 +119,18 @@ class Ahead:
 
     async def drop(self) -> None:
         """Take the claim back, so that it is in nobody's way; the batch that it was for is still to be done."""
-        task = self._claim
+        task, held = self._claim, self._held
+        self._claim = self._claimed = self._held = None
+        if held is not None:
+            await self.session.drop()
         if task is None:
             return
-        if self._claimed is not None:  # and its connection with it, which there may be none of
-            self.session, self._other = self._other, self.session
-        self._claim = self._claimed = None
         if not task.done():
             task.cancel()
         await asyncio.wait({task})
         await self._other.drop()
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("not_claimed_ahead", reason=str(error))
             self._not_before = time.monotonic() + PAUSE_SECONDS
 
     async def close(self) -> None:

@@ -314,6 +314,7 @@ class Engine:
         recovery repairs. Reversed, the offset would pass work that Postgres then forgets.
         """
         began = asyncio.get_running_loop().time()
+        await self._ahead.ready()
         async with self._ahead.session.use() as connection:
             try:
                 claims = await self._ahead.claims(connection, records) or await self._claim(connection, records)
