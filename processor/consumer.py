@@ -37,7 +37,8 @@ log = structlog.get_logger()
 
 # How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
 POLL_SECONDS = 0.05
-CHUNK = 2000
+# So many records are read at once, but no more than a batch.
+BITE = 2000
 # Whether the group still counts us in is asked so often, and whenever partitions come. Each time librdkafka
 # holds up all threads of the process for about as long as it takes to read a thousand records.
 MEMBERSHIP_SECONDS = 0.1
@@ -225,14 +226,15 @@ class Source:
                 on_revoke=self._on_revoke,
                 on_lost=self._on_lost,
             )
+            bite = min(BITE, self._settings.batch.max_messages)
             while not self._closing:
                 self._serve_requests()
                 self._throttle()
                 if self._buffered_records < self._settings.batch.max_messages:
                     first = self._consumer.poll(POLL_SECONDS)
-                    messages = [] if first is None else [first, *self._consumer.consume(CHUNK, 0)]
+                    messages = [] if first is None else [first, *self._consumer.consume(bite, 0)]
                 else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
-                    messages = self._consumer.consume(CHUNK, BITE_SECONDS)
+                    messages = self._consumer.consume(bite, BITE_SECONDS)
                 if time.monotonic() >= self._look_again:
                     self._group_metadata = self._membership()
                 if messages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from processor.consumer import CHUNK, RECORD_OVERHEAD
+from processor.consumer import RECORD_OVERHEAD
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Sent
@@ -12,6 +12,7 @@ from tests.support.bench import Sent
 COUNT = 6000
 VALUE = b'"' + b"x" * 1500 + b'"'
 LIMIT = 300_000
+BATCH = 500
 
 
 async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the_group(
@@ -19,7 +20,7 @@ async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the
 ) -> None:
     b = bench(
         "slow_at_first",
-        batch={"buffer_bytes": LIMIT, "max_bytes": LIMIT, "max_messages": 500},
+        batch={"buffer_bytes": LIMIT, "max_bytes": LIMIT, "max_messages": BATCH},
         kafka={
             "session_timeout_ms": 1_500,
             "consumer": {"max.poll.interval.ms": 1_500, "heartbeat.interval.ms": 300},
@@ -37,7 +38,7 @@ async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the
     monkeypatch.setattr(handlers, "probe", look)
     await b.run_until_done()
     record = len(VALUE) + len(b"k5999") + len("typeT") + len("message-id") + len("m5999") + RECORD_OVERHEAD
-    assert LIMIT <= max(buffered) <= LIMIT + (CHUNK + 1) * record < COUNT * record // 3
+    assert LIMIT <= max(buffered) <= LIMIT + (BATCH + 1) * record < COUNT * record // 3
     assert min(buffered) >= 0
     assert any(paused), "it was to wait long enough for a pause"
     assert not all(paused)
