@@ -150,15 +150,6 @@ class Causes:
             self.headers = [record.message.headers for record in records]
             self.inbox_keys = [record.key for record in records]
 
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-
-def encode(output: Output, causes: Causes, index: int, place: int = 0) -> Outgoing:
-    """An output, the record that it answers, and its place among that one's outputs."""
-    (outgoing,) = encode_all([output], causes, [index], [place])
-    return outgoing
-
 
 def encode_all(outputs: Sequence[Output], causes: Causes, where: Sequence[int], places: list[int]) -> Parcel:
     """Outputs of a batch, with the records that they answer: there is one for nearly every record."""

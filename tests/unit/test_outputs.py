@@ -34,7 +34,8 @@ def cause(*headers: tuple[str, bytes | None], id_: str = "e1") -> Message[Any]:
 
 
 def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
-    return outputs.encode(output, Causes([record(of)]), 0, index)
+    (outgoing,) = outputs.encode_all([output], Causes([record(of)]), [0], [index])
+    return outgoing
 
 
 def record(message: Message[Any]) -> Record:
