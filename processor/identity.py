@@ -69,13 +69,13 @@ class _Chain:
 
 
 def inbox_key(consumer: str) -> Callable[[str], bytes]:
-    """What the inbox knows a message by. Never change this; `inbox_key` in the database does the same."""
-    sha256, prefix = hashlib.sha256, f"{consumer}:".encode()
-    return lambda message_id: sha256(prefix + message_id.encode()).digest()[:KEY_BYTES]
+    """What the inbox knows a message by."""
+    keys = inbox_keys(consumer)
+    return lambda message_id: keys([message_id])[0]
 
 
 def inbox_keys(consumer: str) -> Callable[[Sequence[str]], list[bytes]]:
-    """The same for many."""
+    """The same for many. Never change this; `inbox_key` in the database does the same."""
     sha256, prefix = hashlib.sha256, f"{consumer}:".encode()
     return lambda message_ids: [sha256(prefix + id_.encode()).digest()[:KEY_BYTES] for id_ in message_ids]
 

@@ -117,6 +117,13 @@ async def backlog(bench: Bench, records: Sequence[Sent]) -> Engine:
     return engine
 
 
+async def work_off(bench: Bench, records: Sequence[Sent]) -> None:
+    """A backlog of these, from a start to the end of it."""
+    async with bench.running():
+        await backlog(bench, records)
+        await bench.done()
+
+
 def on_batch_with(monkeypatch: pytest.MonkeyPatch, id_: str, do: Meet) -> None:
     """Do this in the handler of the first batch with that message, and only there."""
     done = False
@@ -174,9 +181,7 @@ async def test_full_batches_of_a_backlog_are_claimed_ahead_and_everything_is_don
     bench: MakeBench, watched: Watched
 ) -> None:
     b = bench(HANDLERS, **BATCH)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert await not_completed(b) == {}
     assert len(await b.inbox()) == COUNT + 1
@@ -190,9 +195,7 @@ async def test_handlers_of_single_messages_have_their_batches_claimed_ahead_too(
     bench: MakeBench, watched: Watched
 ) -> None:
     b = bench({"T": "apply", "G": "hold_up"}, **BATCH)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert watched.used == BATCHES - 1
 
@@ -202,9 +205,7 @@ async def test_nothing_is_claimed_ahead_while_batches_take_long(
 ) -> None:
     monkeypatch.setattr(ahead, "SHORT_SECONDS", 0.0)
     b = bench(HANDLERS, **BATCH)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert watched.begun == []
 
@@ -221,9 +222,7 @@ async def test_claim_ahead_is_an_open_transaction_that_nobody_sees_yet(
         seen.append(len(await b.inbox()))
 
     on_batch_with(monkeypatch, f"m{SIZE}", look)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert seen == [2, 1 + SIZE]
     assert await b.effects() == said(b) == WHATS
 
@@ -543,9 +542,7 @@ async def test_transaction_that_fails_with_nobody_at_fault_runs_again_without_th
         await db.execute("DO $$ BEGIN RAISE 'as told' USING ERRCODE = '40001'; END $$")
 
     on_batch_with(monkeypatch, f"m{SIZE}", stumble)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert watched.dropped == 1
 
@@ -590,9 +587,7 @@ async def test_claim_ahead_that_is_killed_unnoticed_costs_nothing_either(
         await db.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {IS_AHEAD}")
 
     on_batch_with(monkeypatch, f"m{SIZE}", kill)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert await not_completed(b) == {}
     assert len(watched.begun) > watched.used >= 1
@@ -628,9 +623,7 @@ async def test_batch_at_hand_loses_its_connection_while_the_next_is_claimed(
         await db.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     on_batch_with(monkeypatch, f"m{SIZE}", kill)
-    async with b.running():
-        await backlog(b, numbered())
-        await b.done()
+    await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert await not_completed(b) == {}
     assert [event["kind"] for event in events(logs, "starting_over")] == ["ConnectionLost"]

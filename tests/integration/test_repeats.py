@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import zlib
 
@@ -193,9 +192,11 @@ async def test_claim_waits_for_another_transaction_and_takes_its_word(bench: Mak
 async def _waiting(bench: Bench) -> None:
     query = """SELECT count(*) FROM pg_stat_activity
                WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ~ 'inbox'"""
-    async with asyncio.timeout(20):
-        while not (await bench.rows(query))[0]["count"]:  # noqa: ASYNC110 - Postgres does not tell who waits
-            await asyncio.sleep(0.02)
+
+    async def somebody_waits() -> bool:
+        return bool((await bench.rows(query))[0]["count"])
+
+    await bench.until(somebody_waits, "somebody waits for a key")
 
 
 async def _connect(bench: Bench) -> asyncpg.Connection[asyncpg.Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from urllib.parse import urlsplit
 
@@ -10,7 +9,7 @@ import asyncpg
 
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
-from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.bench import Bench, Sent
 
 
 def numbered(count: int, type_: str = "T") -> list[Sent]:
@@ -72,10 +71,12 @@ async def waiting_for_a_lock(bench: Bench) -> None:
     query = """SELECT array_agg(pid) FROM pg_stat_activity
                WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO inbox%'"""
     pids: set[int] = set()
-    async with asyncio.timeout(SECONDS):
-        while len(pids) < 2:
-            pids |= set((await bench.rows(query))[0]["array_agg"] or ())
-            await asyncio.sleep(0.02)  # Postgres does not tell who starts to wait
+
+    async def two_have_waited() -> bool:
+        pids.update((await bench.rows(query))[0]["array_agg"] or ())
+        return len(pids) >= 2
+
+    await bench.until(two_have_waited, "the engine waits for the lock on another connection")
 
 
 async def test_database_that_is_read_only_for_a_while_fails_nobody(bench: MakeBench) -> None:
@@ -110,9 +111,11 @@ async def refused(bench: Bench) -> None:
     """Until Postgres has refused something: it counts what was rolled back."""
     query = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()"
     before = (await bench.rows(query))[0]["xact_rollback"]
-    async with asyncio.timeout(SECONDS):
-        while (await bench.rows(query))[0]["xact_rollback"] < before + 2:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.05)
+
+    async def rolled_back() -> bool:
+        return bool((await bench.rows(query))[0]["xact_rollback"] >= before + 2)
+
+    await bench.until(rolled_back, "Postgres refused something")
 
 
 async def test_failure_of_a_type_without_inbox_leaves_the_row_of_another_message_alone(bench: MakeBench) -> None:
