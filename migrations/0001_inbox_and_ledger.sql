@@ -57,8 +57,8 @@ CREATE TABLE ledger (
     outputs      bytea,                 -- NULL: nothing to send, or known to be sent
     owner        text        NOT NULL,
     starts       integer     NOT NULL DEFAULT 0,  -- of work by owners, since a batch was last committed
-    trying       bigint,                -- the offset at work, where owners keep dying
-    suspect      bigint,                -- the offset that was at work when the last owner died
+    trying       int8range,             -- the offsets at work, where owners keep dying
+    suspect      int8range,             -- the offsets that were at work when the last owner died
     deaths       integer     NOT NULL DEFAULT 0,  -- of owners in a row, at that offset
     source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
     updated_at   timestamptz NOT NULL DEFAULT now(),

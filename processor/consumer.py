@@ -71,8 +71,8 @@ class Assignment:
     begun: bool = False  # it is on record that we work on it
     committed: bool = False  # we have committed a batch of it
     caution: int = 0  # of so many records it is told when they are tried: one of them may have killed our predecessors
-    suspect: int | None = None  # the offset that the last of those was at
-    deaths: int = 0  # so many of them in a row
+    suspect: range | None = None  # the offsets that the last of those was at
+    deaths: int = 0  # so many of them in a row, at just these
     outages: int = 0  # in a row
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
     attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox

@@ -42,8 +42,11 @@ DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
 STANDARD_HEADERS = 8_192
 
 
-# Told which record of a partition is about to be handled, or None, where the process may not live to tell.
-Mark = Callable[["Assignment", int | None], Awaitable[None]]
+# Told which records of a partition are about to be handled, or None, where the process may not live to tell.
+Mark = Callable[["Assignment", range | None], Awaitable[None]]
+# Of so many at a time it is told: about as many pieces in the largest batch as records in a piece. When a process has
+# died of a piece, of each of its records.
+PIECE = 64
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class Handling:
     ) -> None:
         self._session = session
         self._mark = mark
+        self._told: Assignment | None = None  # whose records were told to be at work
         self._judge = judge
         # Where a failure has consequences for what comes after it, the batch is run again with it.
         self._fails_in_place = settings.failure.policy == "dead-letter"
@@ -109,18 +113,9 @@ class Handling:
             for route, indices in self._runs():
                 # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
                 self._queue.keep_order()
-                if route is not None and self._mark is not None:
-                    for index in indices:
-                        await self._tell(self._records[index])
-                        await self._many(route, [index])
-                elif route is not None:
-                    await self._many(route, indices)
-                else:
-                    self._messages = self._messages or messages_of(self._records)
-                    await (self._lane(deque([indices])) if self._concurrency == 1 else self._lanes(indices))
-                # The first to fail is the one to tell: the others only feel its broken transaction.
-                for trouble in self._troubles:
-                    raise trouble
+                for piece in self._pieces(indices):
+                    await self._tell(piece)
+                    await self._handle(route, piece)
                 self._collect()
             await self._queue.flush()
             if self._left_out:
@@ -134,14 +129,47 @@ class Handling:
             self._queue.close()
         return self._work
 
-    async def _tell(self, record: Record) -> None:
+    async def _handle(self, route: Route | None, indices: Sequence[int]) -> None:
+        if route is not None:
+            await self._many(route, indices)
+            return
+        self._messages = self._messages or messages_of(self._records)
+        await (self._lane(deque([indices])) if self._concurrency == 1 else self._lanes(indices))
+        # The first to fail is the one to tell: the others only feel its broken transaction.
+        for trouble in self._troubles:
+            raise trouble
+
+    def _pieces(self, indices: Sequence[int]) -> Iterable[Sequence[int]]:
+        """All at once; with caution, neighbours of one partition, and those that an owner has died of one by one."""
+        if self._mark is None:
+            yield indices
+            return
+        piece: list[int] = []
+        for index in indices:
+            record = self._records[index]
+            suspect = record.assignment.suspect
+            alone = suspect is not None and record.message.offset in suspect
+            if piece and (alone or len(piece) == PIECE or self._records[piece[-1]].assignment is not record.assignment):
+                yield piece
+                piece = []
+            piece.append(index)
+            if alone:
+                yield piece
+                piece = []
+        if piece:
+            yield piece
+
+    async def _tell(self, piece: Sequence[int]) -> None:
         if self._mark is not None:
-            await self._mark(record.assignment, record.message.offset)
+            first, last = self._records[piece[0]], self._records[piece[-1]]
+            if first.assignment is not self._told:
+                await self._tell_end()  # nobody is to be suspected of what happens in another partition
+            self._told = first.assignment
+            await self._mark(first.assignment, range(first.message.offset, last.message.offset + 1))
 
     async def _tell_end(self) -> None:
-        if self._mark is not None:
-            for assignment in assignments_of(self._records):
-                await self._mark(assignment, None)
+        if self._mark is not None and self._told is not None:
+            await self._mark(self._told, None)
 
     def _runs(self) -> Iterable[tuple[Route | None, Sequence[int]]]:
         """Records that are handled together: those for the same batch handler, or for any of the others (None)."""
@@ -231,8 +259,6 @@ class Handling:
         database.serve(message if message.key is None else (message.partition, message.key), index)
         if self._careful:
             self._serving.add(index)
-        if self._mark is not None:
-            await self._tell(self._records[index])
         try:
             if effect is not None:
                 value = effect.apply(database)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from asyncpg import Range
+
 from processor.records import Partition
 
 if TYPE_CHECKING:
@@ -93,8 +95,8 @@ class LedgerRow:
     outputs: bytes | None
     source: int
     starts: int = 0  # of owners that began to work since a batch was last committed
-    suspect: int | None = None  # the offset that was at work when the last owner died
-    deaths: int = 0  # of owners in a row, at that offset
+    suspect: range | None = None  # the offsets that were at work when the last owner died
+    deaths: int = 0  # of owners in a row, at just those offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Ledger:
                 row["outputs"],
                 row["source"],
                 row["starts"],
-                row["suspect"],
+                row["suspect"] and range(row["suspect"].lower, row["suspect"].upper),
                 row["deaths"],
             )
             for row in rows
@@ -167,9 +169,10 @@ class Ledger:
             count,
         )
 
-    async def try_(self, connection: Connection[Row], partition: Partition, epoch: int, offset: int | None) -> None:
-        """Tell which record is at work now; None when none is."""
-        await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, offset)
+    async def try_(self, connection: Connection[Row], partition: Partition, epoch: int, offsets: range | None) -> None:
+        """Tell which records are at work now; None when none is."""
+        tried = offsets and Range(offsets.start, offsets.stop)
+        await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, tried)
 
     async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
         """Record a batch in the open transaction; a partition missing from the answer has another owner."""

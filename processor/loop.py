@@ -257,18 +257,19 @@ class Engine:
                         self._quarantine(record)
 
     def _quarantine(self, record: Record) -> None:
-        """Of a record that was at work when the last of too many owners died."""
-        # The first death had nobody to tell of it; a single one on record may be of another cause.
-        enough = max(2, self._settings.failure.quarantine_after - 1)
-        if record.message.offset == record.assignment.suspect and record.assignment.deaths >= enough:
+        """Of a record that was at work, and no other, when the last of too many owners died."""
+        # The first death had nobody to tell of it, the second told of its neighbours too; one more may be a chance.
+        enough = max(2, self._settings.failure.quarantine_after - 2)
+        offset = record.message.offset
+        if record.assignment.suspect == range(offset, offset + 1) and record.assignment.deaths >= enough:
             record.failure = failures.quarantined(record.assignment.deaths)
             record.assignment.caution = 0  # it is found
 
-    async def _mark(self, assignment: Assignment, offset: int | None) -> None:
-        """Where owners keep dying: tell the next one which record it was."""
+    async def _mark(self, assignment: Assignment, offsets: range | None) -> None:
+        """Where owners keep dying: tell the next one which records it was at."""
         if assignment.caution:
             async with self._control.use() as connection:
-                await self._ledger.try_(connection, assignment.partition, assignment.epoch, offset)
+                await self._ledger.try_(connection, assignment.partition, assignment.epoch, offsets)
 
     async def _begin_work(self, used: Sequence[Assignment]) -> None:
         """Once for each owner: if it dies before its first commit, the next one knows that it had begun."""
@@ -396,6 +397,8 @@ class Engine:
             assignment.position = share.next_offset
             assignment.caution = max(0, assignment.caution - sizes[assignment])
             assignment.committed = True
+            if assignment.suspect is not None and assignment.suspect.stop <= share.next_offset:
+                assignment.suspect = None  # it has come through
             for offset in [offset for offset in assignment.attempts if offset < share.next_offset]:
                 del assignment.attempts[offset]
             self._holding.advanced(assignment)
@@ -644,7 +647,8 @@ class Engine:
                 if row is not None and not assignment.known:
                     # An owner before us died of its first batch: one of the next records may be why.
                     assignment.caution = self._settings.batch.max_messages if row.starts else 0
-                    assignment.suspect, assignment.deaths = row.suspect, row.deaths
+                    if row.suspect is not None and row.suspect.stop > step.start:
+                        assignment.suspect, assignment.deaths = row.suspect, row.deaths
             await parking.load(connection, assignments)
         await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
         async with self._control.use() as connection:

@@ -676,14 +676,14 @@ async def test_partition_that_is_revoked_while_a_batch_of_it_is_taken_ahead_is_l
 async def test_records_of_a_partition_with_a_history_are_handled_though_they_were_claimed_ahead(
     bench: MakeBench, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner before us died of a record of partition 1, long ago: all of its records are looked at one by one.
+    """An owner before us died of a record of partition 1: all of its records are looked at one by one.
 
     Its first records here are in a batch that was claimed ahead while the one at hand had none of them.
     """
     b = bench(HANDLERS, partitions=2, **BATCH)
     b.send([Sent({"what": "before"}, b"k", id="before", partition=1)])
     await b.run_until_done()
-    await b.execute("UPDATE ledger SET suspect = 0, deaths = 1 WHERE partition = 1")
+    await b.execute("UPDATE ledger SET suspect = '[1,2)', deaths = 1 WHERE partition = 1")
     half = COUNT // 2
 
     async def send(messages: Messages[Any], db: Database) -> None:
