@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncpg import Record as Row
 
     from processor.config import Settings
-    from processor.consumer import Source
+    from processor.consumer import Share, Source
     from processor.records import Record
     from processor.turns import Turns
 
@@ -41,9 +41,10 @@ PAUSE_SECONDS = 10.0
 
 
 class Ahead:
-    def __init__(self, settings: Settings, source: Source, inbox: Inbox, turns: Turns) -> None:
+    def __init__(self, settings: Settings, source: Source, share: Share, inbox: Inbox, turns: Turns) -> None:
         self._batch = settings.batch
         self._source = source
+        self._share = share
         self._inbox = inbox
         self._turns = turns
         self.session = Session(settings, "work")  # for the batch at hand
@@ -67,9 +68,9 @@ class Ahead:
             and time.monotonic() >= self._not_before
             and not self._turns.alone
             and self._inbox.copies(batch.max_messages)
-            and self._source.has_a_batch(batch.max_messages, batch.max_bytes)
+            and self._share.has_a_batch(batch.max_messages, batch.max_bytes)
         ):
-            self._next = self._source.take(batch.max_messages, batch.max_bytes)
+            self._next = self._share.take(batch.max_messages, batch.max_bytes)
             if usual(self._next) is not None:
                 self._claim = asyncio.create_task(self._make(self._other, self._next))
 

@@ -7,6 +7,8 @@ polling, so that a slow handler never costs the membership in the group.
 
 An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
 loss, and never used again; whatever still refers to a closed one is void.
+
+A `Share` is the partitions that one line of batches works on. There is one, or several that share this thread.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ _FORBIDDEN = (
 @dataclass(slots=True, eq=False)
 class Assignment:
     partition: Partition
+    share: Share
     owned: bool = True
     fetching: bool = False
     active: bool = False  # is being read, or about to be
@@ -81,92 +84,29 @@ class Assignment:
     reading: int = 0  # which one it is: the first, or one that began anew after what was read ahead was forgotten
 
 
-class Source:
-    def __init__(self, settings: Settings, decoder: Decoder) -> None:
-        self._settings = settings
-        self._decoder = decoder
-        self._loop = asyncio.get_running_loop()
-        self._consumer = Consumer(
-            settings.kafka.consumer_config(settings.consumer), logger=logging.getLogger("librdkafka")
-        )
-        self._changed = threading.Condition()
-        self._assignments: dict[Partition, Assignment] = {}
-        self._new: list[Assignment] = []
-        self._to_pause: list[Assignment] = []
-        self._to_begin: list[tuple[Assignment, int]] = []
+class Share:
+    """What one line of batches sees of the source; each partition belongs to one."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._first = 0
-        self._buffered_records = 0
-        self._buffered_bytes = 0
-        self._throttled = False
-        self._group_metadata: Any = None
-        self._look_again = 0.0
-        self.outside = False  # the group has dropped us, and we are not back yet
-        self._closing = False
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+        self.records = 0  # buffered
+        self.bytes = 0  # of these
         self.news = asyncio.Event()  # something to look at: records, assignments, a failure
         self.lost = asyncio.Event()  # a partition went away while work on it was under way
 
-    # --- for the event loop ---
-
-    def start(self) -> None:
-        self._thread.start()
-
-    async def close(self) -> None:
-        """Leave the group; bounded by librdkafka's own close and the revoke timeout."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
-
-    def raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def take_new(self) -> list[Assignment]:
-        """Assignments that nobody has recovered yet; each is in use until released."""
-        with self._changed:
-            new = [assignment for assignment in self._new if assignment.owned]
-            self._new.clear()
-        self.use(new)
-        return new
-
-    def fetching(self) -> list[Assignment]:
-        with self._changed:
-            return [assignment for assignment in self._assignments.values() if assignment.fetching]
-
-    def begin(self, assignment: Assignment, offset: int) -> None:
-        """Start, or start again, to read a partition at this offset."""
-        assignment.position = offset
-        with self._changed:
-            self._drop_buffer(assignment)
-            assignment.active = True
-            self._to_begin.append((assignment, offset))
-            self._changed.notify_all()
-
-    def suspend(self, assignments: Iterable[Assignment]) -> None:
-        """Take nothing more from these, and forget what was read ahead."""
-        with self._changed:
-            for assignment in assignments:
-                self._drop_buffer(assignment)
-                assignment.active = False
-                self._to_pause.append(assignment)
-            self._changed.notify_all()
-
     def owned(self) -> list[Assignment]:
-        with self._changed:
-            return list(self._assignments.values())
+        return [assignment for assignment in self._source.owned() if assignment.share is self]
 
     def active(self) -> list[Assignment]:
         return [assignment for assignment in self.owned() if assignment.active]
 
-    @property
-    def buffered(self) -> int:
-        return self._buffered_records
+    def take_new(self) -> list[Assignment]:
+        """Assignments that nobody has recovered yet; each is in use until released."""
+        return self._source.take_new(self)
 
     def has_a_batch(self, max_records: int, max_bytes: int) -> bool:
-        return self._buffered_records >= max_records or self._buffered_bytes >= max_bytes
+        return self.records >= max_records or self.bytes >= max_bytes
 
     def take(self, max_records: int, max_bytes: int) -> Records:
         """The next batch: a fair share of each partition, in offset order within it.
@@ -175,8 +115,8 @@ class Source:
         """
         taken: list[Span] = []
         records, size = 0, 0
-        with self._changed:
-            ready = [assignment for assignment in self._assignments.values() if assignment.buffer]
+        with self._source.changed:
+            ready = [assignment for assignment in self.owned() if assignment.buffer]
             # Another one is served first each time, so that no partition starves when the bytes run out.
             self._first = (self._first + 1) % max(1, len(ready))
             ready = ready[self._first :] + ready[: self._first]
@@ -186,29 +126,110 @@ class Source:
                     taken.append(span)
                     records += len(span)
                     size += sum(span.sizes)
-            self._buffered_records -= records
-            self._buffered_bytes -= size + RECORD_OVERHEAD * records
+            self.records -= records
+            self.bytes -= size + RECORD_OVERHEAD * records
             readings = {span.assignment: span.assignment.reading for span in taken}
             for assignment in readings:
                 assignment.users += 1
-            self._changed.notify_all()
+            self._source.changed.notify_all()
         return Records(taken, readings)
+
+
+class Source:
+    def __init__(self, settings: Settings, decoder: Decoder) -> None:
+        self._settings = settings
+        self._decoder = decoder
+        self._loop = asyncio.get_running_loop()
+        self._consumer = Consumer(
+            settings.kafka.consumer_config(settings.consumer), logger=logging.getLogger("librdkafka")
+        )
+        self.changed = threading.Condition()
+        self.shares = [Share(self) for _ in range(settings.batch.in_flight)]
+        self._assignments: dict[Partition, Assignment] = {}
+        self._new: list[Assignment] = []
+        self._to_pause: list[Assignment] = []
+        self._to_begin: list[tuple[Assignment, int]] = []
+        self._throttled: set[Share] = set()
+        self._group_metadata: Any = None
+        self._look_again = 0.0
+        self.outside = False  # the group has dropped us, and we are not back yet
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+
+    # --- for the event loop ---
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Leave the group; bounded by librdkafka's own close and the revoke timeout."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def take_new(self, share: Share) -> list[Assignment]:
+        with self.changed:
+            new = [assignment for assignment in self._new if assignment.owned and assignment.share is share]
+            self._new = [assignment for assignment in self._new if assignment.owned and assignment.share is not share]
+        self.use(new)
+        return new
+
+    def fetching(self) -> list[Assignment]:
+        with self.changed:
+            return [assignment for assignment in self._assignments.values() if assignment.fetching]
+
+    def begin(self, assignment: Assignment, offset: int) -> None:
+        """Start, or start again, to read a partition at this offset."""
+        assignment.position = offset
+        with self.changed:
+            self._drop_buffer(assignment)
+            assignment.active = True
+            self._to_begin.append((assignment, offset))
+            self.changed.notify_all()
+
+    def suspend(self, assignments: Iterable[Assignment]) -> None:
+        """Take nothing more from these, and forget what was read ahead."""
+        with self.changed:
+            for assignment in assignments:
+                self._drop_buffer(assignment)
+                assignment.active = False
+                self._to_pause.append(assignment)
+            self.changed.notify_all()
+
+    def owned(self) -> list[Assignment]:
+        with self.changed:
+            return list(self._assignments.values())
+
+    @property
+    def buffered(self) -> int:
+        return sum(share.records for share in self.shares)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(share.bytes for share in self.shares)
 
     def outdated(self, records: Records) -> list[Assignment]:
         """Of records that were taken earlier: the partitions that were left, or are to be read again, since then."""
-        with self._changed:
+        with self.changed:
             return [a for a, reading in records.readings.items() if not a.owned or a.reading != reading]
 
     def use(self, assignments: Iterable[Assignment]) -> None:
-        with self._changed:
+        with self.changed:
             for assignment in assignments:
                 assignment.users += 1
 
     def release(self, assignments: Iterable[Assignment]) -> None:
-        with self._changed:
+        with self.changed:
             for assignment in assignments:
                 assignment.users -= 1
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     # --- for the publish thread ---
 
@@ -230,7 +251,7 @@ class Source:
             while not self._closing:
                 self._serve_requests()
                 self._throttle()
-                if self._buffered_records < self._settings.batch.max_messages:
+                if self._starving():
                     first = self._consumer.poll(POLL_SECONDS)
                     messages = [] if first is None else [first, *self._consumer.consume(bite, 0)]
                 else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
@@ -257,7 +278,8 @@ class Source:
         return self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
 
     def _wake(self) -> None:
-        self._call_soon(self.news.set)
+        for share in self.shares:
+            self._call_soon(share.news.set)
 
     def _call_soon(self, function: Callable[[], None]) -> None:
         try:
@@ -273,9 +295,10 @@ class Source:
         self.outside = False
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
-        with self._changed:
+        with self.changed:
             for owned in map(_partition, partitions):
-                assignment = self._assignments[owned] = Assignment(owned)
+                share = min(self.shares, key=lambda share: len(share.owned()))
+                assignment = self._assignments[owned] = Assignment(owned, share)
                 self._new.append(assignment)
         self._group_metadata = self._membership()
         log.info("partitions_assigned", partitions=_names(partitions))
@@ -283,9 +306,9 @@ class Source:
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let work under way finish, for a bounded time; the successor repairs whatever does not."""
-        with self._changed:
+        with self.changed:
             leaving = self._leave(partitions)
-            finished = self._changed.wait_for(
+            finished = self.changed.wait_for(
                 lambda: all(not assignment.users for assignment in leaving),
                 self._settings.kafka.revoke_timeout_ms / 1000,
             )
@@ -297,7 +320,7 @@ class Source:
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Somebody else has them already: drop everything at once."""
         self.outside = True
-        with self._changed:
+        with self.changed:
             self._disown(self._leave(partitions))
         consumer.incremental_unassign(partitions)
         log.warning("partitions_lost", partitions=_names(partitions))
@@ -316,17 +339,17 @@ class Source:
             assignment.owned = False
             self._assignments.pop(assignment.partition, None)
             if assignment.users:
-                self._call_soon(self.lost.set)
+                self._call_soon(assignment.share.lost.set)
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
         assignment.reading += 1
-        self._buffered_records -= sum(map(len, assignment.buffer))
-        self._buffered_bytes -= _bytes_of(assignment.buffer)
+        assignment.share.records -= sum(map(len, assignment.buffer))
+        assignment.share.bytes -= _bytes_of(assignment.buffer)
         assignment.buffer.clear()
 
     def _serve_requests(self) -> None:
-        with self._changed:
+        with self.changed:
             requests, self._to_begin = self._to_begin, []
             to_pause, self._to_pause = [a for a in self._to_pause if a.owned], []
         if to_pause:
@@ -341,30 +364,50 @@ class Source:
             self._consumer.resume([where])
             self._consumer.incremental_unassign([where])
             self._consumer.incremental_assign([where])
-            if self._throttled:
+            if assignment.share in self._throttled:
                 self._consumer.pause([where])
-            with self._changed:
+            with self.changed:
                 assignment.fetching = assignment.owned
 
     def _throttle(self) -> None:
         """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
 
-        A pause throws away what librdkafka has fetched ahead, so it is kept for a consumer that does not keep up.
+        A pause throws away what librdkafka has fetched ahead, so it is kept for a line that does not keep up, and
+        for one that has the room that another needs.
         """
         limit = self._settings.batch.buffer_bytes
-        if self._throttled:
-            if self._buffered_bytes <= limit // 2:
-                self._throttled = False
-                self._consumer.resume([_topic_partition(assignment) for assignment in self.fetching()])
-        elif self._buffered_bytes >= limit:
-            with self._changed:
-                go_on = self._changed.wait_for(
-                    lambda: self._buffered_bytes < limit * 3 // 4 or self._to_begin or self._to_pause or self._closing,
-                    FULL_SECONDS,
-                )
-            if not go_on:
-                self._throttled = True
-                self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
+        for share in [share for share in self._throttled if share.bytes <= limit // len(self.shares) // 2]:
+            self._throttled.discard(share)
+            self._consumer.resume(self._read_for(share))
+        reading = [share for share in self.shares if share not in self._throttled]
+        if self.buffered_bytes < limit or not reading:
+            return
+        with self.changed:
+            go_on = self.changed.wait_for(
+                lambda: (
+                    self.buffered_bytes < limit * 3 // 4
+                    or self._starving()
+                    or self._to_begin
+                    or self._to_pause
+                    or self._closing
+                ),
+                FULL_SECONDS,
+            )
+        if not go_on or self._starving():
+            for share in [share for share in reading if share.bytes >= limit // len(self.shares)]:
+                self._throttled.add(share)
+                self._consumer.pause(self._read_for(share))
+
+    def _starving(self) -> bool:
+        """Whether a line that is being read for has not even its next batch."""
+        batch = self._settings.batch
+        return any(
+            not share.has_a_batch(batch.max_messages, batch.max_bytes)
+            for share in {assignment.share for assignment in self.fetching()} - self._throttled
+        )
+
+    def _read_for(self, share: Share) -> list[TopicPartition]:
+        return [_topic_partition(assignment) for assignment in self.fetching() if assignment.share is share]
 
     def _keep(self, messages: list[Any]) -> None:
         bad = [message for message in messages if message.error() is not None]
@@ -380,12 +423,12 @@ class Source:
             if assignment is not None and assignment.fetching:
                 raws = [message for message, at in zip(good, places, strict=True) if at == place]
                 decoded.append((assignment, self._decoder.decode_all(raws, assignment).spans))
-        with self._changed:
+        with self.changed:
             for assignment, spans in decoded:
                 if assignment.fetching:
                     assignment.buffer.extend(spans)
-                    self._buffered_records += sum(map(len, spans))
-                    self._buffered_bytes += _bytes_of(spans)
+                    assignment.share.records += sum(map(len, spans))
+                    assignment.share.bytes += _bytes_of(spans)
         self._wake()
 
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:

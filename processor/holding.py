@@ -7,7 +7,7 @@ takes, polling goes on, and the other partitions with it. Then it is read again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -112,9 +112,12 @@ class Holding:
         reason = f"{record.coordinates}: {record.failure.detail}"
         self._halt(batch, record.assignment, record.message.offset, reason)
 
-    def begin(self) -> None:
+    def begin(self, used: Iterable[Assignment]) -> None:
         """Let the waiting begin. Only after the batch: what it still committed has moved the position to go on from."""
-        for assignment, hold in self._new.items():
+        for assignment in used:
+            hold = self._new.pop(assignment, None)
+            if hold is None:
+                continue
             log.info(
                 "partition_held",
                 partition=str(assignment.partition),
@@ -126,7 +129,6 @@ class Holding:
                 self._readiness.obstruct(assignment, hold.reason)
             timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
             self._held[assignment] = timer
-        self._new.clear()
 
     def advanced(self, assignment: Assignment) -> None:
         if assignment.outages:

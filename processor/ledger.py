@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from asyncpg import Range
-
 from processor.records import Partition
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ BEGIN_WORK = """
 # Survives the death of a process, which is all it is for, and so need not be on disk.
 TRY = """
     WITH unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
-    UPDATE ledger SET trying = $5 FROM unhurried
+    UPDATE ledger SET trying = CASE WHEN $5::bigint IS NOT NULL THEN int8range($5, $6) END FROM unhurried
     WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
 """
 
@@ -171,8 +169,8 @@ class Ledger:
 
     async def try_(self, connection: Connection[Row], partition: Partition, epoch: int, offsets: range | None) -> None:
         """Tell which records are at work now; None when none is."""
-        tried = offsets and Range(offsets.start, offsets.stop)
-        await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, tried)
+        first, end = (offsets.start, offsets.stop) if offsets else (None, None)
+        await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, first, end)
 
     async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
         """Record a batch in the open transaction; a partition missing from the answer has another owner."""

@@ -1,53 +1,36 @@
-"""The engine: poll -> decode -> claim -> handle -> commit Postgres -> publish, and one way back from trouble.
+"""A line of batches: take -> claim -> handle -> commit Postgres -> publish, and one way back from trouble.
 
 `_commit` is the protocol: the order of its calls is the guarantee. Whatever goes wrong in it, or
 in the publication that runs beside the next batch, ends in `_start_over`: read from Postgres and
 Kafka what was committed, bring the two in step (recovery.py), go on from there. Nothing is
 concluded from how an attempt looked from here.
+
+A line has a share of the partitions to itself. An engine has one line, or several side by side (engine.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import (
-    dead_letters,
-    failpoints,
-    failures,
-    identity,
-    outputs,
-    parking,
-    postgres,
-    recovery,
-    slots,
-    sqlstates,
-)
+from processor import dead_letters, failpoints, failures, outputs, parking, recovery, sqlstates
 from processor.ahead import Ahead
-from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait
 from processor.budget import Budget
-from processor.cluster import Cluster
-from processor.consumer import Assignment, Source
+from processor.consumer import Assignment
 from processor.database import QueuedWriteFailed
-from processor.decode import Decoder
-from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, SetupError
-from processor.failures import Judge, Kind
+from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError
+from processor.failures import Kind
 from processor.handling import Handling, Work, max_output
-from processor.holding import Holding
-from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
-from processor.ledger import Advance, Ledger
+from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Verdict
+from processor.ledger import Advance
 from processor.outputs import Parcel
-from processor.readiness import Readiness
 from processor.records import Partition, Record
 from processor.spans import assignments_of, ends_of, sizes_of, told
 from processor.transaction import Offset, Publisher
@@ -57,14 +40,22 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
+    from processor.attempts import Attempts
+    from processor.cluster import Cluster
     from processor.config import Settings
-    from processor.dispatch import Routes
+    from processor.consumer import Share, Source
+    from processor.failures import Judge
+    from processor.holding import Holding
+    from processor.inbox import Inbox
+    from processor.ledger import Ledger
+    from processor.postgres import Session
+    from processor.readiness import Readiness
     from processor.recovery import Step
+    from processor.slots import Slots
 
 log = structlog.get_logger()
 
 IDLE_SECONDS = 1.0
-PROGRESS_SECONDS = 10.0
 
 # These mean: what was committed has to be looked up. Everything else is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
@@ -90,52 +81,74 @@ class Counts:
     batches: int = 0
 
 
-class Engine:
-    def __init__(self, settings: Settings, routes: Routes) -> None:
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all lines of a process work with."""
+
+    settings: Settings
+    source: Source
+    cluster: Cluster
+    control: Session
+    slots: Slots
+    inbox: Inbox
+    ledger: Ledger
+    judge: Judge
+    attempts: Attempts
+    holding: Holding
+    readiness: Readiness
+    counts: Counts
+    key_of: Callable[[str], bytes]
+    acts: bool  # there are handlers that act outside
+
+
+class Line:
+    def __init__(self, tools: Tools, share: Share) -> None:
+        settings = tools.settings
         self._settings = settings
         self._consumer = settings.consumer
-        self._source = Source(settings, Decoder(settings, routes))
-        self._cluster = Cluster(settings.kafka, settings.consumer)
-        self._control = postgres.Session(settings, "control", retried=True)
-        self._publisher = Publisher(settings.kafka, self._lease, self._source.group_metadata)
-        self._key_of = identity.inbox_key(settings.consumer)
-        owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._inbox = Inbox(
-            self._key_of, settings.message.on_collision, f"{owner}:{uuid.uuid4().hex[:8]}", settings.effects.lease_ms
-        )
-        self._ledger = Ledger(self._consumer, owner)
-        self._judge = Judge(settings)
-        self._routes = routes
+        self._source = tools.source
+        self._share = share
+        self._cluster = tools.cluster
+        self._control = tools.control
+        self._inbox = tools.inbox
+        self._ledger = tools.ledger
+        self._judge = tools.judge
+        self._attempts = tools.attempts
+        self._holding = tools.holding
+        self._readiness = tools.readiness
+        self._counts = tools.counts
+        self._key_of = tools.key_of
+        self._acts = tools.acts
+        self._slots = tools.slots
+        self._publisher = Publisher(settings.kafka, self._lease, tools.source.group_metadata)
         self._parks = settings.failure.policy == "park-key"
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
-        self._readiness = Readiness(settings.run.ready_file)
-        self._attempts = Attempts(settings, self._source, self._control, self._inbox)
-        self._holding = Holding(settings, self._source, self._control, self._inbox, self._judge, self._readiness)
         self._turns = Turns(settings.consumer)
-        self._ahead = Ahead(settings, self._source, self._inbox, self._turns)
+        self._ahead = Ahead(settings, self._source, share, self._inbox, self._turns)
         self._last_took = 0.0  # seconds
         self._publication: asyncio.Task[None] | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}
-        self._slot: int | None = None
         self._careful = 0
         self._stopping = False
         self._backlog = False
-        self._counts = Counts()
 
     def stop(self) -> None:
         """Finish the batch at hand, then leave."""
         self._stopping = True
-        self._source.news.set()
+        self._share.news.set()
+
+    async def open(self) -> None:
+        """Have a producer, while the group is being joined; if that does not go, recovery comes again."""
+        try:
+            await self._publisher.open()
+        except Trouble as trouble:
+            log.warning("producer_not_ready", reason=str(trouble))
 
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
-        beside = [asyncio.create_task(self._report_progress())]
-        if self._routes.effects:
-            beside.append(asyncio.create_task(self._attempts.reap()))
         try:
-            await self._start()
             while not self._stopping:
                 try:
                     records = await self._next_batch()
@@ -145,9 +158,15 @@ class Engine:
                     await self._start_over(error)
             await self._finish()
         finally:
-            for task in beside:
+            for task in self._recoveries:
                 task.cancel()
-            await self._close()
+            if self._recoveries:
+                await asyncio.wait(self._recoveries)
+            await self._ahead.close()
+
+    async def close(self) -> None:
+        """Behind everything else: until we have left the group, what is under way may still be published."""
+        await self._publisher.close()
 
     # --- one batch ---
 
@@ -161,14 +180,14 @@ class Engine:
         publication = self._publication
         if publication is not None and not self._ahead.has_next:
             await self._gather(publication.done, None)
-        if self._backlog and self._source.buffered and not self._ahead.has_next:
+        if self._backlog and self._share.records and not self._ahead.has_next:
             await self._gather(lambda: False, batch.linger_ms / 1000)
-        self._source.news.clear()
+        self._share.news.clear()
         self._source.raise_failure()
         self._recover_new()
         self._holding.look()
         self._look_for_the_group()
-        records = await self._ahead.take() or self._source.take(batch.max_messages, batch.max_bytes)
+        records = await self._ahead.take() or self._share.take(batch.max_messages, batch.max_bytes)
         if records:
             self._backlog = len(records) >= batch.max_messages // 2
             return records
@@ -177,7 +196,7 @@ class Engine:
             await self._published()
         try:
             async with asyncio.timeout(IDLE_SECONDS):
-                await self._source.news.wait()
+                await self._share.news.wait()
         except TimeoutError:
             await self._mark_sent()
         return ()
@@ -187,9 +206,9 @@ class Engine:
         batch = self._settings.batch
         try:
             async with asyncio.timeout(seconds):
-                while not (self._stopping or enough() or self._source.has_a_batch(batch.max_messages, batch.max_bytes)):
-                    self._source.news.clear()
-                    await self._source.news.wait()
+                while not (self._stopping or enough() or self._share.has_a_batch(batch.max_messages, batch.max_bytes)):
+                    self._share.news.clear()
+                    await self._share.news.wait()
                     self._look_for_the_group()
         except TimeoutError:
             pass
@@ -241,11 +260,11 @@ class Engine:
             raise
         finally:
             self._source.release(used)
-            self._holding.begin()
+            self._holding.begin(used)
 
     def _prepare(self, records: Sequence[Record], used: Sequence[Assignment]) -> None:
         """Some run alone: those that act outside, and those that have a history."""
-        if self._routes.effects:
+        if self._acts:
             for record in records:
                 record.alone = record.acts
         for assignment in used:
@@ -500,10 +519,10 @@ class Engine:
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                self._source.lost.clear()
+                self._share.lost.clear()
                 if not all(assignment.owned for assignment in used):
                     raise Fenced("a partition was lost while its records were being processed")
-                lost = asyncio.ensure_future(self._source.lost.wait())
+                lost = asyncio.ensure_future(self._share.lost.wait())
                 try:
                     await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -522,7 +541,7 @@ class Engine:
         """Start the Kafka transaction of a batch; the next batch goes on meanwhile."""
         self._source.use(shares)
         self._publication = asyncio.create_task(self._publish_and_release(shares, work))
-        self._publication.add_done_callback(lambda _: self._source.news.set())
+        self._publication.add_done_callback(lambda _: self._share.news.set())
 
     async def _publish_and_release(self, shares: dict[Assignment, Advance], work: Work) -> None:
         offsets = [
@@ -566,17 +585,17 @@ class Engine:
         for task in [task for task in self._recoveries if task.done()]:
             self._recoveries.discard(task)
             task.result()
-        new = self._source.take_new()
+        new = self._share.take_new()
         if new:
             task = asyncio.create_task(self._recover_all(new))
-            task.add_done_callback(lambda _: self._source.news.set())
+            task.add_done_callback(lambda _: self._share.news.set())
             self._recoveries.add(task)
 
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
         self._readiness.obstruct("starting over", str(trouble))
         await self._ahead.drop()
-        affected = [*self._source.active(), *self._holding.owned()]
+        affected = [*self._share.active(), *(a for a in self._holding.owned() if a.share is self._share)]
         self._source.use(affected)
         self._source.suspend(affected)
         if self._publication is not None:
@@ -690,50 +709,15 @@ class Engine:
 
     async def _lease(self) -> str:
         async with self._control.use() as connection:
-            self._slot = await slots.lease(connection, self._consumer, self._slot)
-            return slots.transactional_id(self._consumer, self._slot)
-
-    # --- beginning and end ---
-
-    async def _start(self) -> None:
-        missing = await asyncio.to_thread(self._cluster.missing, self._settings.topics)
-        if missing:
-            raise SetupError(f"{self._settings.source}: topic {', '.join(sorted(missing))} does not exist; create it")
-        letters = {topic for name in self._settings.topics if (topic := self._settings.dead_letter_topic(name))}
-        missing = await asyncio.to_thread(self._cluster.missing, letters)
-        if missing:
-            raise SetupError(
-                f"{self._settings.source}: failure.dead_letter_topic: {', '.join(sorted(missing))} does not exist; "
-                'create it, or set it to "" to keep failed messages in the inbox only'
-            )
-        self._source.start()
-        try:
-            await self._publisher.open()  # while the group is being joined
-        except Trouble as trouble:
-            log.warning("producer_not_ready", reason=str(trouble))
-        self._readiness.clear("starting")
-        log.info("started", consumer=self._consumer, topics=self._settings.topics, pid=os.getpid())
+            return await self._slots.lease(connection, self)
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""
-        await self._abandon((), self._source.owned())
+        await self._abandon((), self._share.owned())
         try:
             await self._mark_sent()
         except Trouble as trouble:
             log.warning("left_to_recovery", reason=str(trouble))
-
-    async def _close(self) -> None:
-        self._readiness.close()
-        self._holding.close()
-        for task in self._recoveries:
-            task.cancel()
-        if self._recoveries:
-            await asyncio.wait(self._recoveries)
-        await self._ahead.close()
-        await self._source.close()
-        await self._publisher.close()
-        await asyncio.to_thread(self._cluster.close)
-        await self._control.close()
 
     def _count(
         self,
@@ -765,14 +749,6 @@ class Engine:
             log.info("message_parked", message_id=record.message.id, at=record.coordinates)
         for record in claims.collisions:
             log.warning("message_collided", message_id=record.message.id, at=record.coordinates)
-
-    async def _report_progress(self) -> None:
-        reported = 0
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            if self._counts.records > reported:
-                reported = self._counts.records
-                log.info("progress", **asdict(self._counts))
 
 
 def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assignment) -> list[bool]:

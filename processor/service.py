@@ -19,7 +19,7 @@ import uvloop
 
 from processor import dispatch, failpoints, migrate, supervisor
 from processor.config import Settings
-from processor.loop import Engine
+from processor.engine import Engine
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from processor import Database, Messages, Retry, ahead
 from processor.ahead import Ahead
+from processor.engine import Engine
 from processor.errors import Halt
 from processor.inbox import COPY_FROM, Claims
-from processor.loop import Engine
 from processor.postgres import Session
 from processor.records import Record
 from processor.spans import Records
@@ -139,7 +139,7 @@ def on_batch_with(monkeypatch: pytest.MonkeyPatch, id_: str, do: Meet) -> None:
 
 async def claimed(engine: Engine) -> None:
     """Until the claim ahead of the batch at hand is made."""
-    task = engine._ahead._claim
+    task = engine._lines[0]._ahead._claim
     assert task is not None, "nothing is claimed ahead"
     await asyncio.wait({task})
 
@@ -418,7 +418,7 @@ async def test_message_fails_while_the_next_batch_is_claimed(
         if f"m{bad}" in messages.ids:
             if not tries:
                 await claimed(b.engines[0])
-            tries.append((len(messages), b.engines[0]._ahead._claim is not None))
+            tries.append((len(messages), b.engines[0]._lines[0]._ahead._claim is not None))
             raise RuntimeError("as told")
 
     monkeypatch.setattr(handlers, "meet", fail)
@@ -478,7 +478,7 @@ async def test_message_is_tried_again_while_the_next_batch_is_claimed(
         if later in messages.ids:
             if not ahead_of_it:
                 await claimed(b.engines[0])
-            ahead_of_it.append(b.engines[0]._ahead._claim is not None)
+            ahead_of_it.append(b.engines[0]._lines[0]._ahead._claim is not None)
             if len(messages) == 1:
                 alone.append(messages[0].attempt)
             if len(alone) < 3:
@@ -560,7 +560,7 @@ async def test_claim_ahead_that_is_killed_is_made_again_in_its_turn(
         await claimed(b.engines[0])
         rows = await db.fetch(f"SELECT pg_terminate_backend(pid) AS done FROM pg_stat_activity WHERE {IS_AHEAD}")
         killed.extend(row["done"] for row in rows)
-        other = b.engines[0]._ahead._other._connection
+        other = b.engines[0]._lines[0]._ahead._other._connection
         assert other is not None
         await b.until(other.is_closed, "the end of the connection is noticed")
 
@@ -649,7 +649,7 @@ async def test_partition_that_is_revoked_while_a_batch_of_it_is_taken_ahead_is_l
 
         async def hold(messages: Messages[Any], db: Database) -> None:
             await claimed(first)
-            taken = first._ahead._next
+            taken = first._lines[0]._ahead._next
             assert taken is not None
             at_hand.set()
             await b.until(lambda: first._source.outdated(taken), "a partition is to be given back")

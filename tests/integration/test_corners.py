@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from processor import Reject, Retry, Unavailable, config, dispatch
 from processor.consumer import Assignment, Source
 from processor.decode import Decoder
+from processor.engine import Engine
 from processor.errors import BatchAborted, Halt
-from processor.loop import Engine
 from processor.records import Partition
 from processor.sqlstates import StatementTimedOut
 from tests.integration.conftest import MakeBench
@@ -128,7 +128,7 @@ async def test_refused_write_that_surfaces_in_a_neighbour_who_swallows_it_costs_
     async with b.running():
         b.send(messages("bad"))
         await b.done()
-        assert b.engines[0]._careful > 0
+        assert b.engines[0]._lines[0]._careful > 0
         await in_one_batch(
             b,
             [
@@ -172,13 +172,14 @@ async def test_partition_that_is_about_to_be_read_counts_as_active(bench: MakeBe
     b = bench()
     settings = config.load(b.config, {})
     source = Source(settings, Decoder(settings, dispatch.load(settings)))  # never started: nobody serves its requests
-    assignment = Assignment(Partition(b.input, 0))
+    (share,) = source.shares
+    assignment = Assignment(Partition(b.input, 0), share)
     source._assignments[assignment.partition] = assignment
-    assert source.active() == []
+    assert share.active() == []
     source.begin(assignment, 0)
-    assert (source.active(), source.fetching()) == ([assignment], [])
+    assert (share.active(), source.fetching()) == ([assignment], [])
     source.suspend([assignment])
-    assert source.active() == []
+    assert share.active() == []
     source._consumer.close()
 
 
@@ -192,7 +193,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
         (engine,) = b.engines
         source = engine._source
         await b.until(source.fetching, "ready")
-        publish, serve_requests = engine._publisher.publish, source._serve_requests
+        publish, serve_requests = engine._lines[0]._publisher.publish, source._serve_requests
         stalled = failed = False
 
         async def fail_once(outgoing: Any, *arguments: Any) -> None:
@@ -207,7 +208,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
             if not stalled:
                 serve_requests()
 
-        monkeypatch.setattr(engine._publisher, "publish", fail_once)
+        monkeypatch.setattr(engine._lines[0]._publisher, "publish", fail_once)
         monkeypatch.setattr(source, "_serve_requests", serve_unless_stalled)
         stalled = True
         b.send(messages("m0", "m1"))

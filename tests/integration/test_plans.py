@@ -124,7 +124,7 @@ async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asy
     for sql, args in (
         (ledger.RAISE_EPOCH, ("c1", *one, [0], "me")),
         (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
-        (ledger.TRY, ("c1", "topic1", 1, 1, 5)),
+        (ledger.TRY, ("c1", "topic1", 1, 1, 5, 6)),
         (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"], [False])),
         (ledger.MARK_SENT, ("c1", *one, [1], [5])),
     ):

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from processor import config, dispatch
-from processor.loop import Engine
+from processor.engine import Engine
 from tests.support import deployments, sending
 from tests.support.sending import Place, Sent
 

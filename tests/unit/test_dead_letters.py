@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from processor import Message, dead_letters, identity, outputs
-from processor.consumer import Assignment
 from processor.outputs import Outgoing, Parcel
-from processor.records import Failure, Headers, Partition, Record
+from processor.records import Failure, Headers, Record
+from tests.support.assignments import assignment
 
 KEY = identity.inbox_key("inventory")
 FIRST = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
@@ -67,7 +67,7 @@ def failed(
         None,
         True,
         failure,
-        Assignment(Partition("orders", 3)),
+        assignment(3),
         attempts=fields.get("attempts", 2),
         first_failed_at=fields.get("first_failed_at", FIRST),
     )

@@ -12,11 +12,11 @@ from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
 from processor.config import MessageSettings, Settings
-from processor.consumer import Assignment
 from processor.decode import MAX_ID_CHARS, REDRIVE, Decoder, Incoming
 from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.errors import ConfigError
-from processor.records import Partition, Record
+from processor.records import Record
+from tests.support.assignments import assignment
 
 
 class Model(BaseModel):
@@ -59,7 +59,7 @@ def route(handler: Any) -> Route:
     return Route(handler, handler.__name__, *_value_readers(annotation), takes_batch, True)
 
 
-ASSIGNMENT = Assignment(Partition("orders", 0))
+ASSIGNMENT = assignment()
 
 
 def decoder(routes: Routes, **message: Any) -> Decoder:

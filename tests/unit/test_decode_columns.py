@@ -17,10 +17,11 @@ from processor.config import MessageSettings, Settings
 from processor.consumer import Assignment
 from processor.decode import MAX_ID_CHARS, PIECE, REDRIVE, Decoder, Incoming, _incoming
 from processor.dispatch import Route, Routes, _signature, _value_readers
-from processor.records import Partition, Record
+from processor.records import Record
+from tests.support.assignments import assignment
 
 MAX_BYTES = 4000
-ASSIGNMENT = Assignment(Partition("orders", 3))
+ASSIGNMENT = assignment(3)
 
 
 class Order(BaseModel):

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from processor import Message, Output, Outputs, identity, outputs
-from processor.consumer import Assignment
 from processor.outputs import Causes, Outgoing, Parcel
-from processor.records import Partition, Record
+from processor.records import Record
+from tests.support.assignments import assignment
 
 
 class Priced(BaseModel):
@@ -39,7 +39,7 @@ def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
 
 
 def record(message: Message[Any]) -> Record:
-    return Record(message, KEY(message.id), b"", 0, 0, None, True, None, Assignment(Partition("orders", 0)))
+    return Record(message, KEY(message.id), b"", 0, 0, None, True, None, assignment())
 
 
 def headers_of(outgoing: Outgoing) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from processor import Database, Message, identity
 from processor.consumer import Assignment, _first_of
 from processor.dispatch import Route, _signature, _value_readers
-from processor.records import Partition, Record
+from processor.records import Record
 from processor.spans import (
     Records,
     Span,
@@ -25,6 +25,7 @@ from processor.spans import (
     told,
     usual,
 )
+from tests.support.assignments import assignment
 
 KEY = identity.inbox_key("c")
 COLUMNS = ("ids", "types", "keys", "values", "headers", "offsets", "timestamps", "inbox_keys", "payloads", "checksums")
@@ -43,7 +44,7 @@ ONE, OTHER = route(), route(other)
 
 
 def partition(number: int) -> Assignment:
-    return Assignment(Partition("orders", number))
+    return assignment(number)
 
 
 def span(assignment: Assignment, first: int, count: int, of: Route = ONE, sizes: Sequence[int] | None = None) -> Usual:
@@ -133,9 +134,9 @@ def test_columns_records_and_lists_tell_the_same(kind: str) -> None:
         (2, 201),
     ]
     whose: list[Assignment] = []
-    for assignment, start, end in stretches_of(records):
+    for owner, start, end in stretches_of(records):
         assert start == len(whose)
-        whose += [assignment] * (end - start)
+        whose += [owner] * (end - start)
     assert whose == [a] * 7 + [b] + [c] * 2
 
 
