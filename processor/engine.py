@@ -62,6 +62,7 @@ class Engine:
             self._cluster,
             control,
             Slots(settings.consumer),
+            asyncio.Lock(),
             inbox,
             Ledger(settings.consumer, owner),
             judge,

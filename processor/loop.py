@@ -90,6 +90,7 @@ class Tools:
     cluster: Cluster
     control: Session
     slots: Slots
+    handlers: asyncio.Lock  # of whoever is with its handlers: those of one batch at a time
     inbox: Inbox
     ledger: Ledger
     judge: Judge
@@ -120,6 +121,7 @@ class Line:
         self._key_of = tools.key_of
         self._acts = tools.acts
         self._slots = tools.slots
+        self._handlers = tools.handlers
         self._publisher = Publisher(settings.kafka, self._lease, tools.source.group_metadata)
         self._parks = settings.failure.policy == "park-key"
         self._version = version("kafka-postgres-processor")
@@ -339,19 +341,7 @@ class Line:
             try:
                 claims = await self._ahead.claims(connection, records) or await self._claim(connection, records)
                 failpoints.reach("after_claim")
-                if not told(records):
-                    self._ahead.start(self._last_took)
-                cautious = any(assignment.caution for assignment in assignments_of(records))
-                handling = Handling(
-                    self._settings,
-                    self._ahead.session,
-                    self._judge,
-                    records,
-                    claims,
-                    careful=self._careful > 0,
-                    mark=self._mark if cautious else None,
-                )
-                work = await handling.run()
+                work = await self._handle(connection, records, claims)
                 undone = self._undone(records, claims)
                 parked = [record for record in undone if record.parked]
                 failed = [record for record in undone if not record.parked]
@@ -390,6 +380,37 @@ class Line:
         parking.remember(undone, park=self._parks)
         self._publish(shares, work)
         self._count(records, claims, failed, parked, work)
+
+    async def _handle(self, connection: Connection[Row], records: Sequence[Record], claims: Claims) -> Work:
+        cautious = any(assignment.caution for assignment in assignments_of(records))
+        handling = Handling(
+            self._settings,
+            self._ahead.session,
+            self._judge,
+            records,
+            claims,
+            careful=self._careful > 0,
+            mark=self._mark if cautious else None,
+        )
+        # The last thing to wait for: whoever has it waits for nobody who wants it.
+        await self._until_free(connection)
+        try:
+            if not told(records):
+                self._ahead.start(self._last_took)
+            return await handling.run()
+        finally:
+            self._handlers.release()
+
+    async def _until_free(self, connection: Connection[Row]) -> None:
+        """Wait until no other line is with its handlers, and keep the transaction awake meanwhile."""
+        seconds = self._settings.database.idle_in_transaction_timeout_ms / 3000
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._handlers.acquire()
+                    return
+            except TimeoutError:
+                await connection.execute("SELECT 1")
 
     async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
         await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
