@@ -77,6 +77,7 @@ class Assignment:
     suspect: range | None = None  # the offsets that the last of those was at
     deaths: int = 0  # so many of them in a row, at just these
     outages: int = 0  # in a row
+    halted: str | None = None  # why it goes no further, if an operator has to look at it
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
     attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox
     budget: Budget | None = None

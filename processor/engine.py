@@ -16,19 +16,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from processor import identity, postgres
-from processor.attempts import Attempts
+from processor import identity
 from processor.cluster import Cluster
 from processor.consumer import Source
 from processor.decode import Decoder
 from processor.errors import SetupError
 from processor.failures import Judge
-from processor.holding import Holding
 from processor.inbox import Inbox
 from processor.ledger import Ledger
 from processor.loop import Counts, Line, Tools
 from processor.readiness import Readiness
-from processor.slots import Slots
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -42,38 +39,29 @@ PROGRESS_SECONDS = 10.0
 class Engine:
     def __init__(self, settings: Settings, routes: Routes) -> None:
         self._settings = settings
-        self._routes = routes
-        self._source = source = Source(settings, Decoder(settings, routes))
+        self._source = Source(settings, Decoder(settings, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
-        self._control = control = postgres.Session(settings, "control", retried=True)
-        self._readiness = readiness = Readiness(settings.run.ready_file)
+        self._readiness = Readiness(settings.run.ready_file)
         self._counts = Counts()
         key_of = identity.inbox_key(settings.consumer)
         owner = f"{socket.gethostname()}:{os.getpid()}"
         inbox = Inbox(
             key_of, settings.message.on_collision, f"{owner}:{uuid.uuid4().hex[:8]}", settings.effects.lease_ms
         )
-        judge = Judge(settings)
-        self._attempts = Attempts(settings, source, control, inbox)
-        self._holding = Holding(settings, source, control, inbox, judge, readiness)
         tools = Tools(
             settings,
-            source,
+            self._source,
             self._cluster,
-            control,
-            Slots(settings.consumer),
             asyncio.Lock(),
             inbox,
             Ledger(settings.consumer, owner),
-            judge,
-            self._attempts,
-            self._holding,
-            readiness,
+            Judge(settings),
+            self._readiness,
             self._counts,
             key_of,
             bool(routes.effects),
         )
-        self._lines = [Line(tools, share) for share in source.shares]
+        self._lines = [Line(tools, share) for share in self._source.shares]
 
     def stop(self) -> None:
         """Finish the batches at hand, then leave."""
@@ -82,9 +70,7 @@ class Engine:
 
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
-        beside = [asyncio.create_task(self._report_progress())]
-        if self._routes.effects:
-            beside.append(asyncio.create_task(self._attempts.reap()))
+        progress = asyncio.create_task(self._report_progress())
         lines: list[asyncio.Task[None]] = []
         try:
             await self._start()
@@ -92,9 +78,9 @@ class Engine:
             await asyncio.gather(*lines)
         finally:
             # Where one cannot go on, the others are cut off: whoever starts next repairs it.
-            for task in (*beside, *lines):
+            for task in (progress, *lines):
                 task.cancel()
-            await asyncio.wait([*beside, *lines])
+            await asyncio.wait([progress, *lines])
             await self._close()
 
     async def _start(self) -> None:
@@ -115,11 +101,9 @@ class Engine:
 
     async def _close(self) -> None:
         self._readiness.close()
-        self._holding.close()
         await self._source.close()
         await asyncio.gather(*(line.close() for line in self._lines))
         await asyncio.to_thread(self._cluster.close)
-        await self._control.close()
 
     async def _report_progress(self) -> None:
         reported = 0

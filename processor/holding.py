@@ -7,7 +7,7 @@ takes, polling goes on, and the other partitions with it. Then it is read again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ class Holding:
         self._readiness = readiness
         self._new: dict[Assignment, Hold] = {}
         self._held: dict[Assignment, asyncio.TimerHandle] = {}
-        self._halted: dict[Assignment, str] = {}
+        self._halted: set[Assignment] = set()
         self._obstructed: set[Assignment] = set()  # by an outage
 
     def __contains__(self, assignment: Assignment) -> bool:
@@ -112,12 +112,9 @@ class Holding:
         reason = f"{record.coordinates}: {record.failure.detail}"
         self._halt(batch, record.assignment, record.message.offset, reason)
 
-    def begin(self, used: Iterable[Assignment]) -> None:
+    def begin(self) -> None:
         """Let the waiting begin. Only after the batch: what it still committed has moved the position to go on from."""
-        for assignment in used:
-            hold = self._new.pop(assignment, None)
-            if hold is None:
-                continue
+        for assignment, hold in self._new.items():
             log.info(
                 "partition_held",
                 partition=str(assignment.partition),
@@ -129,6 +126,7 @@ class Holding:
                 self._readiness.obstruct(assignment, hold.reason)
             timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
             self._held[assignment] = timer
+        self._new.clear()
 
     def advanced(self, assignment: Assignment) -> None:
         if assignment.outages:
@@ -138,13 +136,14 @@ class Holding:
                 self._readiness.clear(assignment)
 
     def look(self) -> None:
-        """Raises Halt if nothing is left that could go on."""
+        """Raises Halt if nothing is left that could go on, here or in another line."""
         for assignment in [a for a in (*self._halted, *self._obstructed) if not a.owned]:
-            self._halted.pop(assignment, None)
+            self._halted.discard(assignment)
             self._obstructed.discard(assignment)
             self._readiness.clear(assignment)
-        if self._halted and all(assignment in self._halted for assignment in self._source.owned()):
-            raise Halt("; ".join(f"{halted.partition}: {reason}" for halted, reason in self._halted.items()))
+        owned = self._source.owned()
+        if self._halted and all(assignment.halted for assignment in owned):
+            raise Halt("; ".join(f"{halted.partition}: {halted.halted}" for halted in owned))
 
     def close(self) -> None:
         for timer in self._held.values():
@@ -209,6 +208,7 @@ class Holding:
         self._source.suspend([assignment])
         if assignment in self._halted:
             return
-        self._halted[assignment] = reason
+        self._halted.add(assignment)
+        assignment.halted = reason
         self._readiness.obstruct(assignment, reason)
         log.error("partition_halted", partition=str(assignment.partition), reason=reason)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dead_letters, failpoints, failures, outputs, parking, recovery, sqlstates
+from processor import dead_letters, failpoints, failures, outputs, parking, recovery, slots, sqlstates
 from processor.ahead import Ahead
+from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait
 from processor.budget import Budget
 from processor.consumer import Assignment
@@ -28,9 +29,11 @@ from processor.database import QueuedWriteFailed
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError
 from processor.failures import Kind
 from processor.handling import Handling, Work, max_output
+from processor.holding import Holding
 from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Verdict
 from processor.ledger import Advance
 from processor.outputs import Parcel
+from processor.postgres import Session
 from processor.records import Partition, Record
 from processor.spans import assignments_of, ends_of, sizes_of, told
 from processor.transaction import Offset, Publisher
@@ -40,18 +43,14 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-    from processor.attempts import Attempts
     from processor.cluster import Cluster
     from processor.config import Settings
     from processor.consumer import Share, Source
     from processor.failures import Judge
-    from processor.holding import Holding
     from processor.inbox import Inbox
     from processor.ledger import Ledger
-    from processor.postgres import Session
     from processor.readiness import Readiness
     from processor.recovery import Step
-    from processor.slots import Slots
 
 log = structlog.get_logger()
 
@@ -88,14 +87,10 @@ class Tools:
     settings: Settings
     source: Source
     cluster: Cluster
-    control: Session
-    slots: Slots
     handlers: asyncio.Lock  # of whoever is with its handlers: those of one batch at a time
     inbox: Inbox
     ledger: Ledger
     judge: Judge
-    attempts: Attempts
-    holding: Holding
     readiness: Readiness
     counts: Counts
     key_of: Callable[[str], bytes]
@@ -110,17 +105,18 @@ class Line:
         self._source = tools.source
         self._share = share
         self._cluster = tools.cluster
-        self._control = tools.control
+        # One for each line: who waits for a key there must not keep whoever has the key from finishing.
+        self._control = Session(settings, "control", retried=True)
+        self._slot: int | None = None
         self._inbox = tools.inbox
         self._ledger = tools.ledger
         self._judge = tools.judge
-        self._attempts = tools.attempts
-        self._holding = tools.holding
+        self._attempts = Attempts(settings, share, self._control, self._inbox)
+        self._holding = Holding(settings, self._source, self._control, self._inbox, self._judge, tools.readiness)
         self._readiness = tools.readiness
         self._counts = tools.counts
         self._key_of = tools.key_of
         self._acts = tools.acts
-        self._slots = tools.slots
         self._handlers = tools.handlers
         self._publisher = Publisher(settings.kafka, self._lease, tools.source.group_metadata)
         self._parks = settings.failure.policy == "park-key"
@@ -150,6 +146,7 @@ class Line:
 
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
+        reaper = asyncio.create_task(self._attempts.reap()) if self._acts else None
         try:
             while not self._stopping:
                 try:
@@ -160,15 +157,18 @@ class Line:
                     await self._start_over(error)
             await self._finish()
         finally:
-            for task in self._recoveries:
+            self._holding.close()
+            beside = [*self._recoveries, *([reaper] if reaper else ())]
+            for task in beside:
                 task.cancel()
-            if self._recoveries:
-                await asyncio.wait(self._recoveries)
+            if beside:
+                await asyncio.wait(beside)
             await self._ahead.close()
 
     async def close(self) -> None:
         """Behind everything else: until we have left the group, what is under way may still be published."""
         await self._publisher.close()
+        await self._control.close()
 
     # --- one batch ---
 
@@ -262,7 +262,7 @@ class Line:
             raise
         finally:
             self._source.release(used)
-            self._holding.begin(used)
+            self._holding.begin()
 
     def _prepare(self, records: Sequence[Record], used: Sequence[Assignment]) -> None:
         """Some run alone: those that act outside, and those that have a history."""
@@ -616,7 +616,7 @@ class Line:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
         self._readiness.obstruct("starting over", str(trouble))
         await self._ahead.drop()
-        affected = [*self._share.active(), *(a for a in self._holding.owned() if a.share is self._share)]
+        affected = [*self._share.active(), *self._holding.owned()]
         self._source.use(affected)
         self._source.suspend(affected)
         if self._publication is not None:
@@ -730,7 +730,8 @@ class Line:
 
     async def _lease(self) -> str:
         async with self._control.use() as connection:
-            return await self._slots.lease(connection, self)
+            self._slot = await slots.lease(connection, self._consumer, self._slot)
+            return slots.transactional_id(self._consumer, self._slot)
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""

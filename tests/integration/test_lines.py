@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
@@ -17,7 +16,6 @@ from processor.engine import Engine
 from processor.errors import BatchAborted, Halt
 from processor.inbox import COPY_FROM
 from processor.loop import Line
-from processor.slots import Slots
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent
@@ -115,25 +113,6 @@ async def test_lines_divide_the_partitions_and_everything_is_done_once(
     }
 
 
-async def test_each_line_leases_a_transactional_id_of_its_own_and_the_same_again_on_a_new_connection(
-    bench: MakeBench,
-) -> None:
-    b = bench()
-    slots = Slots(b.consumer)
-    one, two = object(), object()
-    ids = [f"{b.consumer}-{slot}" for slot in range(4)]
-    first, other = await asyncpg.connect(b.database), await asyncpg.connect(b.database)
-    assert [await slots.lease(first, one), await slots.lease(first, two)] == ids[:2]
-    assert await Slots(b.consumer).lease(other, object()) == ids[2], "the next process"
-    await first.close()
-    again = await asyncpg.connect(b.database)
-    assert [await slots.lease(again, two), await slots.lease(again, one)] == [ids[1], ids[0]]
-    assert await slots.lease(again, two) == ids[1], "which is ours already"
-    assert await slots.lease(again, object()) == ids[3], "none of those that are taken"
-    await again.close()
-    await other.close()
-
-
 async def test_one_line_is_with_its_handlers_while_another_commits(
     bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +198,7 @@ async def test_partitions_that_are_halted_end_the_process_only_when_all_are(
         async with b.running():
             await assigned(b)
             b.send([Sent({"what": "0.bad"}, id="0.bad", partition=0)])
-            await b.until(lambda: b.engines[0]._holding._halted, "halted")
+            await b.until(lambda: any(a.halted for a in b.engines[0]._source.owned()), "halted")
             b.send(records(1))
             await b.done_with(1)
             b.send([Sent({"what": "1.bad"}, id="1.bad", partition=1)])
