@@ -81,7 +81,11 @@ class Ahead:
             return None
         lost = self._source.outdated(records)
         if lost:
-            await self.drop()
+            try:
+                await self.drop()
+            except BaseException:
+                self._source.release(assignments_of(records))
+                raise
             self._source.release(lost)
             return Records([span for span in records.spans if span.assignment not in lost])
         if self._claim is not None:

@@ -338,8 +338,8 @@ class BatchSettings(_Table):
     @field_validator("buffer_bytes")
     @classmethod
     def _holds_a_batch(cls, value: int, info: ValidationInfo) -> int:
-        if value < info.data.get("max_bytes", 0):
-            raise ValueError("must be at least batch.max_bytes, or a full batch could never be read")
+        if value < info.data.get("max_bytes", 0) * info.data.get("in_flight", 1):
+            raise ValueError("must be at least batch.max_bytes × batch.in_flight, or a full batch could never be read")
         return value
 
 

@@ -371,31 +371,29 @@ class Source:
                 assignment.fetching = assignment.owned
 
     def _throttle(self) -> None:
-        """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
+        """Hold back while the buffer of a line is full: a moment by not polling, longer by pausing its partitions.
 
-        A pause throws away what librdkafka has fetched ahead, so it is kept for a line that does not keep up, and
-        for one that has the room that another needs.
+        A pause throws away what librdkafka has fetched ahead, so it is kept for a line that does not keep up.
         """
-        limit = self._settings.batch.buffer_bytes
-        for share in [share for share in self._throttled if share.bytes <= limit // len(self.shares) // 2]:
+        limit = self._settings.batch.buffer_bytes // len(self.shares)
+        for share in [share for share in self._throttled if share.bytes <= limit // 2]:
             self._throttled.discard(share)
             self._consumer.resume(self._read_for(share))
-        reading = [share for share in self.shares if share not in self._throttled]
-        if self.buffered_bytes < limit or not reading:
+        full = [share for share in self.shares if share.bytes >= limit and share not in self._throttled]
+        if not full:
             return
         with self.changed:
             go_on = self.changed.wait_for(
                 lambda: (
-                    self.buffered_bytes < limit * 3 // 4
-                    or self._starving()
+                    all(share.bytes < limit * 3 // 4 for share in full)
                     or self._to_begin
                     or self._to_pause
                     or self._closing
                 ),
                 FULL_SECONDS,
             )
-        if not go_on or self._starving():
-            for share in [share for share in reading if share.bytes >= limit // len(self.shares)]:
+        if not go_on:
+            for share in [share for share in full if share.bytes >= limit * 3 // 4]:
                 self._throttled.add(share)
                 self._consumer.pause(self._read_for(share))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import uuid
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from processor.consumer import Source
 from processor.decode import Decoder
 from processor.errors import SetupError
 from processor.failures import Judge
-from processor.inbox import Inbox
 from processor.ledger import Ledger
 from processor.loop import Counts, Line, Tools
 from processor.readiness import Readiness
@@ -43,22 +41,18 @@ class Engine:
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._readiness = Readiness(settings.run.ready_file)
         self._counts = Counts()
-        key_of = identity.inbox_key(settings.consumer)
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        inbox = Inbox(
-            key_of, settings.message.on_collision, f"{owner}:{uuid.uuid4().hex[:8]}", settings.effects.lease_ms
-        )
         tools = Tools(
             settings,
             self._source,
             self._cluster,
             asyncio.Lock(),
-            inbox,
             Ledger(settings.consumer, owner),
             Judge(settings),
             self._readiness,
             self._counts,
-            key_of,
+            owner,
+            identity.inbox_key(settings.consumer),
             bool(routes.effects),
         )
         self._lines = [Line(tools, share) for share in self._source.shares]

@@ -142,7 +142,7 @@ class Holding:
             self._obstructed.discard(assignment)
             self._readiness.clear(assignment)
         owned = self._source.owned()
-        if self._halted and all(assignment.halted for assignment in owned):
+        if owned and all(assignment.halted for assignment in owned):
             raise Halt("; ".join(f"{halted.partition}: {halted.halted}" for halted in owned))
 
     def close(self) -> None:

@@ -162,8 +162,13 @@ RENEW = """
 
 # Whoever held these is taken for dead; what they were doing is tried again, with the same id.
 REAP = """
+    WITH expired AS (
+        SELECT key FROM inbox
+        WHERE source = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
+        FOR UPDATE SKIP LOCKED  -- whoever has it is just taking it over
+    )
     UPDATE inbox SET status = 'pending', lease_owner = NULL, lease_until = NULL
-    WHERE source = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
+    FROM expired WHERE inbox.key = expired.key
     RETURNING message_id
 """
 

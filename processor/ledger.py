@@ -6,7 +6,7 @@ All ledger SQL is here. The epoch is the fence on the Postgres side: a new owner
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 # Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
 RAISE_EPOCH = """
     WITH mine AS (
-        SELECT l.topic, l.partition, p.at_least FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, at_least)
+        SELECT l.topic, l.partition, p.at_least, p.alive FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $6::boolean[]) AS p(topic, partition, at_least, alive)
              ON l.topic = p.topic AND l.partition = p.partition
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now(),
-                        deaths = CASE WHEN l.trying IS NULL THEN l.deaths
+                        deaths = CASE WHEN l.trying IS NULL OR mine.alive THEN l.deaths
                                       WHEN l.trying = l.suspect THEN l.deaths + 1 ELSE 1 END,
-                        suspect = coalesce(l.trying, l.suspect), trying = NULL
+                        suspect = CASE WHEN mine.alive THEN l.suspect ELSE coalesce(l.trying, l.suspect) END,
+                        trying = NULL
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
               l.source, l.starts, l.suspect, l.deaths
@@ -64,7 +65,9 @@ ADVANCE = """
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l SET first_offset = l.next_offset, next_offset = mine.next, outputs = mine.outputs,
-                        updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END
+                        updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END,
+                        deaths = CASE WHEN upper(l.suspect) <= mine.next THEN 0 ELSE l.deaths END,
+                        suspect = CASE WHEN upper(l.suspect) <= mine.next THEN NULL ELSE l.suspect END
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition
 """
@@ -115,11 +118,12 @@ class Ledger:
         self._owner = owner
 
     async def raise_epochs(
-        self, connection: Connection[Row], at_least: Mapping[Partition, int]
+        self, connection: Connection[Row], at_least: Mapping[Partition, int], alive: Collection[Partition] = ()
     ) -> dict[Partition, LedgerRow]:
         """Become the owner; partitions without a row are absent from the answer.
 
-        `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again.
+        `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again. Who was
+        at work on those that are `alive` has not died: it is us.
         """
         rows = await connection.fetch(
             RAISE_EPOCH,
@@ -128,6 +132,7 @@ class Ledger:
             [partition.number for partition in at_least],
             list(at_least.values()),
             self._owner,
+            [partition in alive for partition in at_least],
         )
         return {
             Partition(row["topic"], row["partition"]): LedgerRow(

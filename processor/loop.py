@@ -11,6 +11,7 @@ A line has a share of the partitions to itself. An engine has one line, or sever
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, Process
 from processor.failures import Kind
 from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
-from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Verdict
+from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance
 from processor.outputs import Parcel
 from processor.postgres import Session
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from processor.config import Settings
     from processor.consumer import Share, Source
     from processor.failures import Judge
-    from processor.inbox import Inbox
     from processor.ledger import Ledger
     from processor.readiness import Readiness
     from processor.recovery import Step
@@ -88,11 +88,11 @@ class Tools:
     source: Source
     cluster: Cluster
     handlers: asyncio.Lock  # of whoever is with its handlers: those of one batch at a time
-    inbox: Inbox
     ledger: Ledger
     judge: Judge
     readiness: Readiness
     counts: Counts
+    owner: str
     key_of: Callable[[str], bytes]
     acts: bool  # there are handlers that act outside
 
@@ -108,7 +108,9 @@ class Line:
         # One for each line: who waits for a key there must not keep whoever has the key from finishing.
         self._control = Session(settings, "control", retried=True)
         self._slot: int | None = None
-        self._inbox = tools.inbox
+        # Of a lease it must be known which line has it: another one waits for it as another process does.
+        name = f"{tools.owner}:{uuid.uuid4().hex[:8]}"
+        self._inbox = Inbox(tools.key_of, settings.message.on_collision, name, settings.effects.lease_ms)
         self._ledger = tools.ledger
         self._judge = tools.judge
         self._attempts = Attempts(settings, share, self._control, self._inbox)
@@ -404,13 +406,14 @@ class Line:
     async def _until_free(self, connection: Connection[Row]) -> None:
         """Wait until no other line is with its handlers, and keep the transaction awake meanwhile."""
         seconds = self._settings.database.idle_in_transaction_timeout_ms / 3000
-        while True:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._handlers.acquire()
-                    return
-            except TimeoutError:
+        turn = asyncio.ensure_future(self._handlers.acquire())
+        try:
+            while not (await asyncio.wait({turn}, timeout=seconds))[0]:
                 await connection.execute("SELECT 1")
+        except BaseException:
+            if not turn.cancel():
+                self._handlers.release()
+            raise
 
     async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
         await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
@@ -614,18 +617,18 @@ class Line:
 
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
-        self._readiness.obstruct("starting over", str(trouble))
+        self._readiness.obstruct(self, str(trouble))
         await self._ahead.drop()
         affected = [*self._share.active(), *self._holding.owned()]
-        self._source.use(affected)
         self._source.suspend(affected)
         if self._publication is not None:
             await asyncio.wait({self._publication})
             self._publication.exception()  # its trouble is the one we are in, or settled by recovery
             self._publication = None
         self._unmarked.clear()
+        self._source.use(affected)
         await self._recover_all(affected)
-        self._readiness.clear("starting over")
+        self._readiness.clear(self)
 
     async def _recover_all(self, assignments: list[Assignment]) -> None:
         """Bring these in step and start reading them; comes again until it works or they are no longer ours."""
@@ -658,7 +661,8 @@ class Line:
         # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
             newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
-            rows = await self._ledger.raise_epochs(connection, newest)
+            alive = {assignment.partition for assignment in assignments if assignment.known}
+            rows = await self._ledger.raise_epochs(connection, newest, alive)
         logs = await asyncio.to_thread(self._cluster.logs, partitions)
         steps = {
             assignment: recovery.decide(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import asyncpg
 import pytest
 
 from processor import Database, Messages
 from processor.handling import PIECE
+from processor.ledger import Ledger
+from processor.records import Partition
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent
@@ -96,3 +99,21 @@ async def test_suspects_that_have_come_through_are_history(bench: MakeBench) -> 
             await b.until(lambda: [a.known for a in source.owned()] == [True] * PARTITIONS, "recovered")  # noqa: B023
             await b.done()
             assert [a.suspect for a in source.owned()] == [None] * PARTITIONS
+    assert sql.value(b.database, "SELECT count(*) FROM ledger WHERE suspect IS NOT NULL OR deaths > 0") == 0
+
+
+async def test_who_lives_on_is_not_counted_as_dead(bench: MakeBench) -> None:
+    """A connection that broke while a record was at work, and the way back from that."""
+    b = bench()
+    connection = await asyncpg.connect(b.database)
+    ledger, partition = Ledger(b.consumer, "us"), Partition(b.input, 0)
+    await ledger.create(connection, partition, 1, "topic id", 0)
+    for epoch in (1, 2):
+        await ledger.try_(connection, partition, epoch, range(5, 6))
+        row = (await ledger.raise_epochs(connection, {partition: 0}, alive={partition}))[partition]
+        assert (row.epoch, row.suspect, row.deaths) == (epoch + 1, None, 0)
+    for epoch in (3, 4):
+        await ledger.try_(connection, partition, epoch, range(5, 6))
+        row = (await ledger.raise_epochs(connection, {partition: 0}))[partition]
+        assert (row.epoch, row.suspect, row.deaths) == (epoch + 1, range(5, 6), epoch - 2)
+    await connection.close()

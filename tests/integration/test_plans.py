@@ -122,7 +122,7 @@ async def test_python_and_postgres_make_the_same_key_of_a_message(
 async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asyncpg.Record]) -> None:
     one = ["topic1"], [1]
     for sql, args in (
-        (ledger.RAISE_EPOCH, ("c1", *one, [0], "me")),
+        (ledger.RAISE_EPOCH, ("c1", *one, [0], "me", [False])),
         (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
         (ledger.TRY, ("c1", "topic1", 1, 1, 5, 6)),
         (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"], [False])),
