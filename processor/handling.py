@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
@@ -104,30 +104,43 @@ class Handling:
         self._outputs: list[Output] = []  # of handlers of one message, and which one each answers
         self._where: list[int] = []
         self._places: list[int] = []
+        self._given: list[tuple[Route, Sequence[int], Any, Any]] = []  # by batch handlers, for which messages
         self._work = Work()
         self._troubles: list[Exception] = []
 
-    async def run(self) -> Work:
-        """Raises HandlerError around whatever came out of a handler or its queued writes."""
-        try:
-            for route, indices in self._runs():
-                # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
-                self._queue.keep_order()
-                for piece in self._pieces(indices):
-                    await self._tell(piece)
-                    await self._handle(route, piece)
-                self._collect()
-            await self._queue.flush()
+    async def run(self) -> None:
+        """Call the handlers. Raises HandlerError around whatever came out of one or its queued writes."""
+        async with self._telling():
+            try:
+                for route, indices in self._runs():
+                    self._take_given()  # before anything that comes later
+                    # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
+                    self._queue.keep_order()
+                    for piece in self._pieces(indices):
+                        await self._tell(piece)
+                        await self._handle(route, piece)
+                    self._collect()
+                await self._queue.flush()
+            finally:
+                self._queue.close()
+
+    async def work(self) -> Work:
+        """What came of it, encoded; for this nobody else has to wait."""
+        async with self._telling():
+            self._take_given()
             if self._left_out:
                 self._leave_out()
             await self._tell_end()
+        return self._work
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncIterator[None]:
+        try:
+            yield
         except Exception as error:
             with suppress(ProcessorError):
                 await self._tell_end()
             raise HandlerError from error
-        finally:
-            self._queue.close()
-        return self._work
 
     async def _handle(self, route: Route | None, indices: Sequence[int]) -> None:
         if route is not None:
@@ -201,6 +214,15 @@ class Handling:
         with Watch() as watch:
             value = await watch.call(route, argument, database)
         self._queue.raise_failure()
+        self._given.append((route, indices, argument, value))
+
+    def _take_given(self) -> None:
+        """Encode what batch handlers gave."""
+        given, self._given = self._given, []
+        for route, indices, argument, value in given:
+            self._take(route, indices, argument, value)
+
+    def _take(self, route: Route, indices: Sequence[int], argument: Any, value: Any) -> None:
         if isinstance(value, Outputs):
             parcel = outputs.encode_each(value, self._known_causes(), indices)
             self._refuse_oversized(parcel)

@@ -394,14 +394,15 @@ class Line:
             careful=self._careful > 0,
             mark=self._mark if cautious else None,
         )
+        if not told(records):
+            self._ahead.start(self._last_took)
         # The last thing to wait for: whoever has it waits for nobody who wants it.
         await self._until_free(connection)
         try:
-            if not told(records):
-                self._ahead.start(self._last_took)
-            return await handling.run()
+            await handling.run()
         finally:
             self._handlers.release()
+        return await handling.work()
 
     async def _until_free(self, connection: Connection[Row]) -> None:
         """Wait until no other line is with its handlers, and keep the transaction awake meanwhile."""
