@@ -43,8 +43,12 @@ def test_killed_at_full_speed_in_the_middle_of_a_backlog_each_order_counts_once(
 def test_killed_with_the_next_batch_claimed_ahead_each_order_counts_once(
     deployment: Deploy, start: Start, subtests: pytest.Subtests
 ) -> None:
-    """With few repetitions in the feed: after one, nothing is claimed ahead for a while."""
-    deployed = deployment(handler="reserve_many", settings={"profile": "throughput", "batch": None})
+    """With few repetitions in the feed: after one, nothing is claimed ahead for a while.
+
+    In smaller batches: behind those that take long nothing is claimed ahead either, and there are to be many of them.
+    """
+    settings = {"profile": "throughput", "batch": {"max_messages": 500}}
+    deployed = deployment(handler="reserve_many", settings=settings)
     verifier = deployed.verifier()
     feed = deployed.feed(duplicates=0.00005)
     feed.send(BACKLOG)
