@@ -259,6 +259,11 @@ class DatabaseSettings(_Table):
     command_timeout_ms: Milliseconds = 60_000
     migrations: tuple[Path, ...] = ()
 
+    @property
+    def idle_seconds(self) -> float:
+        """How long a transaction is left idle at most: well below what Postgres allows."""
+        return self.idle_in_transaction_timeout_ms / 3000
+
     @field_validator("url")
     @classmethod
     def _is_a_postgres_url(cls, url: SecretStr) -> SecretStr:

@@ -93,7 +93,7 @@ class Handling:
         self._bulk = usual(records) if len(claims.mine) == len(records) and mark is None else None
         self._messages: list[Message[Any]] = []
         self._concurrency = 1 if mark else settings.concurrency
-        self._idle_at_most = settings.database.idle_in_transaction_timeout_ms / 3000
+        self._idle_at_most = settings.database.idle_seconds
         self._max_output = max_output(settings)
         self._queue = Queue(session.statements, self._refused if careful else None)
         self._careful = careful

@@ -406,10 +406,9 @@ class Line:
 
     async def _until_free(self, connection: Connection[Row]) -> None:
         """Wait until no other line is with its handlers, and keep the transaction awake meanwhile."""
-        seconds = self._settings.database.idle_in_transaction_timeout_ms / 3000
         turn = asyncio.ensure_future(self._handlers.acquire())
         try:
-            while not (await asyncio.wait({turn}, timeout=seconds))[0]:
+            while not (await asyncio.wait({turn}, timeout=self._settings.database.idle_seconds))[0]:
                 await connection.execute("SELECT 1")
         except BaseException:
             if not turn.cancel():

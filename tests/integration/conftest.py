@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conftest import Topics, unique
 from tests.support import handlers as handler_module
@@ -15,6 +17,13 @@ from tests.support.servers import Servers
 
 class MakeBench(Protocol):
     def __call__(self, handlers: dict[str, Any] | str = "apply", *, partitions: int = 1, **tables: Any) -> Bench: ...
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    """Every event that the engine logs."""
+    with capture_logs() as captured:
+        yield captured
 
 
 @pytest.fixture

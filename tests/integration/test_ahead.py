@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from structlog.testing import capture_logs
 
 from processor import Database, Messages, Retry, ahead
 from processor.ahead import Ahead
@@ -23,6 +22,7 @@ from processor.spans import Records
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent
+from tests.support.logs import events
 from tests.support.waiting import eventually
 
 SIZE = COPY_FROM  # of a batch: the smallest that is claimed ahead
@@ -81,17 +81,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(Ahead, "drop", dropping)
     monkeypatch.setattr(ahead, "SHORT_SECONDS", float("inf"))
     return seen
-
-
-@pytest.fixture
-def logs() -> Iterator[list[Any]]:
-    """Every event that the engine logs."""
-    with capture_logs() as captured:
-        yield captured
-
-
-def events(logs: list[Any], name: str) -> list[dict[str, Any]]:
-    return [event for event in list(logs) if event["event"] == name]
 
 
 def numbered(count: int = COUNT, first: int = 0, partition: int = 0) -> list[Sent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from structlog.testing import capture_logs
 
 from processor import Reject, Retry, Unavailable, config, dispatch
 from processor.consumer import Assignment, Source
@@ -26,24 +25,10 @@ from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.command import processor
 from tests.support.deployments import PROJECT
+from tests.support.logs import events
 
 THREE = {"attempts": 3, "first_delay_ms": 20, "max_delay_ms": 50}
 SOON = {"lease_ms": 300, "reap_ms": 100}
-
-
-@pytest.fixture
-def logs() -> Iterator[list[Any]]:
-    """Every event that the engine logs."""
-    with capture_logs() as captured:
-        yield captured
-
-
-def events(logs: list[Any], name: str, **expected: Any) -> list[dict[str, Any]]:
-    return [
-        event
-        for event in list(logs)
-        if event["event"] == name and all(event.get(key) == value for key, value in expected.items())
-    ]
 
 
 def messages(*names: str, key: bytes | None = b"k", type_: str = "T", partition: int = 0) -> list[Sent]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from processor import Database, Messages, Reject
 from processor.consumer import Share
@@ -19,21 +17,12 @@ from processor.loop import Line
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent
+from tests.support.logs import events
 
 PARTITIONS = 4
 SIZE = COPY_FROM  # of a batch: the smallest that is claimed ahead
 EACH = 5 * SIZE  # records of each partition
 LINES = {"max_messages": SIZE, "in_flight": 2}
-
-
-@pytest.fixture
-def logs() -> Iterator[list[Any]]:
-    with capture_logs() as captured:
-        yield captured
-
-
-def events(logs: list[Any], name: str) -> list[dict[str, Any]]:
-    return [event for event in list(logs) if event["event"] == name]
 
 
 def records(partition: int, count: int = EACH, first: int = 0) -> list[Sent]:

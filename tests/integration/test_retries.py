@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from itertools import repeat
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from processor import Reject, Retry, Unavailable
 from processor.errors import Halt, SetupError
@@ -17,28 +15,14 @@ from tests.conftest import Topics
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, letters
 from tests.support.bench import Bench, Sent
+from tests.support.logs import events
 
 THREE = {"attempts": 3, "first_delay_ms": 20, "max_delay_ms": 50}
 FULL_BATCH = {"linger_ms": 200}
 
 
-@pytest.fixture
-def logs() -> Iterator[list[Any]]:
-    """Every event that the engine logs."""
-    with capture_logs() as captured:
-        yield captured
-
-
 def numbered(count: int, *, prefix: str = "m", partition: int = 0, type_: str = "T") -> list[Sent]:
     return [Sent({"what": f"{prefix}{n}"}, type=type_, id=f"{prefix}{n}", partition=partition) for n in range(count)]
-
-
-def events(logs: list[Any], name: str, **expected: Any) -> list[dict[str, Any]]:
-    return [
-        event
-        for event in list(logs)
-        if event["event"] == name and all(event.get(key) == value for key, value in expected.items())
-    ]
 
 
 async def outcome(bench: Bench, id_: str) -> tuple[str, int, str | None]:
