@@ -24,6 +24,7 @@ def judge(
     outputs: Iterable[Pair],
     stock: Mapping[str, int],
     inbox_rows: int | None = None,
+    poison: int = 0,
 ) -> list[str]:
     """What is wrong, in words; empty if every order has one row, one output and its share of the stock."""
     found = [*_compare("row", expected, rows), *_compare("output", expected, outputs)]
@@ -36,8 +37,9 @@ def judge(
         if stock.get(sku, 0) != sums[sku]
     ]
     found += _shortened(wrong)
-    if inbox_rows is not None and inbox_rows != len(expected):
-        found.append(f"{inbox_rows} inbox rows for {len(expected)} records")
+    records = len(expected) + poison
+    if inbox_rows is not None and inbox_rows != records:
+        found.append(f"{inbox_rows} inbox rows for {records} records")
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks import sql
 from benchmarks.job import Job
-from processor import Database, Message, Messages, Output, Outputs
+from processor import Database, Message, Messages, Output, Outputs, Reject
 
 Order = dict[str, Any]
 
@@ -48,6 +48,12 @@ async def write(message: Message[Order], db: Database) -> Output:
     db.write(sql.INSERT_ONE, order["order_id"], order["sku"], order["quantity"])
     db.write(sql.UPDATE_ONE, order["sku"], order["quantity"])
     return answer(message)
+
+
+async def write_or_reject(message: Message[Order], db: Database) -> Output:
+    if message.value["sku"] is None:
+        raise Reject("an order of nothing")
+    return await write(message, db)
 
 
 async def execute(message: Message[Order], db: Database) -> Output:

@@ -61,7 +61,7 @@ def measure(
         pairs, times = site.cluster.read(job.output, PARTITIONS)
         rows = database.rows(job.database)
         inbox = None if rows.inbox is None else rows.inbox - (filled.inbox_rows if filled else 0)
-        run.wrong = check.judge(feed.orders, rows.reservations, pairs, rows.stock, inbox)
+        run.wrong = check.judge(feed.orders, rows.reservations, pairs, rows.stock, inbox, feed.poison)
         if not run.wrong:
             try:
                 run.rate = stats.steady_rate(times)

@@ -53,16 +53,23 @@ class Site:
     folder: Path
     pids: dict[str, list[int]]
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    feeds: dict[tuple[int, int, int], Feed] = field(default_factory=dict)
+    feeds: dict[tuple[int, int, int, int], Feed] = field(default_factory=dict)
 
-    def feed(self, records: int, *, partitions: int = PARTITIONS, size: int = workload.VALUE_BYTES) -> Feed:
+    def feed(
+        self,
+        records: int,
+        *,
+        partitions: int = PARTITIONS,
+        size: int = workload.VALUE_BYTES,
+        poison_one_in: int = 0,
+    ) -> Feed:
         """The input topic with so many records; filled the first time, read by everybody after that."""
-        key = (records, partitions, size)
+        key = (records, partitions, size, poison_one_in)
         if key not in self.feeds:
-            name = f"orders-{records}-{partitions}-{size}-{uuid.uuid4().hex[:6]}"
+            name = f"orders-{'-'.join(map(str, key))}-{uuid.uuid4().hex[:6]}"
             self.cluster.create(name, partitions)
             servers = self.cluster.bootstrap_servers
-            self.feeds[key] = workload.fill(servers, name, partitions, records, size)
+            self.feeds[key] = workload.fill(servers, name, partitions, records, size, poison_one_in)
         return self.feeds[key]
 
     @contextmanager

@@ -25,6 +25,7 @@ class Subject:
     title: str
     module: str
     share: float = FULL
+    poison_one_in: int = 0
     python: str = sys.executable
 
     def records(self, of: int) -> int:
@@ -66,7 +67,7 @@ class Processor(Subject):
             "message": {"id": ["payload:/event_id"]},
             "kafka": {"bootstrap_servers": job.bootstrap_servers},
             "database": {"url": job.database},
-            "failure": {"dead_letter_topic": ""},  # nothing fails here, and no other subject has such a topic
+            "failure": {"dead_letter_topic": ""},  # what fails is in its row; no other subject has such a topic
         }
         if self.profile is not None:
             top["profile"] = self.profile
@@ -90,6 +91,14 @@ SUBJECTS = (
     Processor("objects", "processor, batch handler, a list of messages", handler="objects"),
     Processor("collect", "processor, per message: collect", handler="collect"),
     Processor("write", "processor, per message: write", handler="write", share=0.5),
+    Processor(
+        "poison",
+        "processor, per message: write, 1 % poison",
+        handler="write_or_reject",
+        share=0.5,
+        poison_one_in=100,
+        settings={"retry": {"attempts": 1}},
+    ),
     Processor("execute", "processor, per message: execute", handler="execute", share=0.1),
     Subject("single", "one transaction per record", "benchmarks.single", share=0.003),
 )

@@ -33,7 +33,7 @@ def throughput(
         for subject in subjects if repetition % 2 == 0 else reversed(subjects):
             results.titles[subject.name] = subject.title
             show.step(f"{subject.name}, {repetition + 1} of {repeat}")
-            feed = site.feed(subject.records(records))
+            feed = site.feed(subject.records(records), poison_one_in=subject.poison_one_in)
             run = measure(site, subject, feed, repetition, tell=show.progress)
             results.runs.append(run)
             show.say(f"{subject.name:<12} {_told(run.rate, run.wrong)}")

@@ -34,6 +34,7 @@ RATIOS = (
     ("batch-2", "bare", 1.4),
     ("collect", "batch", 0.8),
     ("write", "batch", 0.5),
+    ("poison", "write", 0.5),
     ("execute", "bare", 0.08),
     ("batch", "single", 150.0),
 )

@@ -26,10 +26,11 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A topic that is filled, and every order in it."""
+    """A topic that is filled, every order in it, and how many records are none."""
 
     topic: str
     orders: dict[str, Order]
+    poison: int = 0
 
     def __len__(self) -> int:
         return len(self.orders)
@@ -47,8 +48,10 @@ def orders(count: int, size: int = VALUE_BYTES) -> Iterator[tuple[str, Order, by
         yield order_id, order, _value(order_id, order, event_id, note)
 
 
-def fill(bootstrap_servers: str, topic: str, partitions: int, count: int, size: int = VALUE_BYTES) -> Feed:
-    """Put the orders into an empty topic, spread evenly."""
+def fill(
+    bootstrap_servers: str, topic: str, partitions: int, count: int, size: int = VALUE_BYTES, poison_one_in: int = 0
+) -> Feed:
+    """Put the orders into an empty topic, spread evenly; if asked, one in so many is spoilt."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -66,7 +69,10 @@ def fill(bootstrap_servers: str, topic: str, partitions: int, count: int, size: 
 
     known = {}
     for number, (order_id, order, value) in enumerate(orders(count, size)):
-        known[order_id] = order
+        if poison_one_in and number % poison_one_in == poison_one_in - 1:
+            value = SPOILERS[number // poison_one_in % len(SPOILERS)](value)
+        else:
+            known[order_id] = order
         while True:
             try:
                 producer.produce(topic, value, order_id, number % partitions, on_delivery=delivered)
@@ -77,7 +83,7 @@ def fill(bootstrap_servers: str, topic: str, partitions: int, count: int, size: 
             producer.poll(0)
     if producer.flush(ACKNOWLEDGE_SECONDS) or failure is not None:
         raise BenchError(f"the broker did not take the input: {failure.str() if failure else 'no answer in time'}")
-    return Feed(topic, known)
+    return Feed(topic, known, count - len(known))
 
 
 def _value(order_id: str, order: Order, event_id: str, note: str) -> bytes:
@@ -91,3 +97,21 @@ def _value(order_id: str, order: Order, event_id: str, note: str) -> bytes:
             "note": note,
         }
     )
+
+
+def _cut_off(value: bytes) -> bytes:
+    """No JSON."""
+    return value[:-1]
+
+
+def _without_sku(value: bytes) -> bytes:
+    """Refused by a handler that looks."""
+    return orjson.dumps(orjson.loads(value) | {"sku": None})
+
+
+def _without_quantity(value: bytes) -> bytes:
+    """Refused by Postgres: the column is NOT NULL."""
+    return orjson.dumps(orjson.loads(value) | {"quantity": None})
+
+
+SPOILERS = (_cut_off, _without_sku, _without_quantity)

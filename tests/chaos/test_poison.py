@@ -18,9 +18,7 @@ from tests.support.reading import read_all
 from tests.support.sending import Place, Sent
 
 PARTITIONS = 4
-# Good and poisoned stretches take turns, so that whatever else the machine does meanwhile is shared by both.
-STRETCH = 10_000
-STRETCHES = 5
+MESSAGES = 20_000
 ONE_IN = 100
 
 # What a bad record is told from another one by: the reason and the SQLSTATE in its notes.
@@ -59,32 +57,26 @@ def record(number: int, kind: str | None) -> Sent:
 
 
 def kind_of(number: int) -> str | None:
-    """Every other stretch is good; in the others one in a hundred is bad, on all partitions and of all kinds."""
-    stretch, within = divmod(number, STRETCH)
-    hundred, place = divmod(within, ONE_IN)
-    if stretch % 2 == 0 or place != hundred % ONE_IN:
+    """One in a hundred is bad, on all partitions and of all kinds."""
+    hundred, place = divmod(number, ONE_IN)
+    if place != hundred % ONE_IN:
         return None
     return list(KINDS)[hundred % len(KINDS)]
 
 
-def test_one_per_cent_poison_is_put_aside_and_the_rest_goes_on_at_half_the_speed_at_least(
-    deployment: Deploy, start: Start
-) -> None:
+def test_one_per_cent_poison_is_put_aside_and_the_rest_goes_on(deployment: Deploy, start: Start) -> None:
+    """How fast, beside the same without poison, is for `make bench` to say."""
     deployed = deployment(
         partitions=PARTITIONS,
         dead_letters=True,
         settings={"handlers": {"T": "tests.support.faulty:apply"}, "batch": None, "profile": "balanced"},
     )
     sql.execute(deployed.database, faulty_table.CREATE)
-    kinds = [kind_of(number) for number in range(2 * STRETCHES * STRETCH)]
+    kinds = [kind_of(number) for number in range(MESSAGES)]
     records = [record(number, kind) for number, kind in enumerate(kinds)]
-    places: list[Place] = []
-    verifier = deployed.verifier()
+    places = sending.send(deployed.bootstrap_servers, deployed.input_topic, records)
     process = start(deployed)
-    for first in range(0, len(records), STRETCH):
-        stretch = records[first : first + STRETCH]
-        places += sending.send(deployed.bootstrap_servers, deployed.input_topic, stretch)
-        verifier.wait_until_done(120)
+    deployed.verifier().wait_until_done(120)
     process.terminate()
     assert process.wait() == 0, process.tail()
     bad = {
@@ -92,20 +84,15 @@ def test_one_per_cent_poison_is_put_aside_and_the_rest_goes_on_at_half_the_speed
         for number, kind in enumerate(kinds)
         if kind is not None
     }
-    assert len(bad) == STRETCHES * STRETCH // ONE_IN
+    assert len(bad) == MESSAGES // ONE_IN
 
     good = [f"w{number}" for number, kind in enumerate(kinds) if kind is None]
     rows = sql.fetch(deployed.database, "SELECT what FROM effects")
     _assert_each_once(good, [row["what"] for row in rows], "rows")
     outputs = read_all(deployed.bootstrap_servers, deployed.output_topic)
-    told = [(json.loads(output.value() or b"")["what"], output.timestamp()[1]) for output in outputs]
-    _assert_each_once(good, [what for what, _ in told], "outputs")
+    _assert_each_once(good, [json.loads(output.value() or b"")["what"] for output in outputs], "outputs")
     _assert_failed(deployed, bad)
     _assert_dead_letters(deployed, bad)
-
-    clean, poisoned = _seconds_by_kind(told)
-    print(f"{clean:.1f} s without poison, {poisoned:.1f} s with 1 %: {clean / poisoned:.0%} of the speed")
-    assert poisoned <= 2 * clean, f"{clean:.1f} s without poison, {poisoned:.1f} s with it"
 
 
 def _assert_each_once(expected: list[str], found: list[str], what: str) -> None:
@@ -164,15 +151,6 @@ def _assert_complete(letter: Letter, deployed: Deployment, bad: Bad) -> None:
     assert notes == {}
 
 
-def _seconds_by_kind(told: list[tuple[str, int]]) -> tuple[float, float]:
-    """How long the good and the poisoned stretches took: from the broker's first output of each to its last."""
-    times: dict[int, list[int]] = {}
-    for what, at in told:
-        times.setdefault(int(what[1:]) // STRETCH, []).append(at)
-    taken = {stretch: (max(found) - min(found)) / 1000 for stretch, found in times.items()}
-    return sum(taken[n] for n in taken if n % 2 == 0), sum(taken[n] for n in taken if n % 2 == 1)
-
-
 RECORDS = 1000
 
 
@@ -189,6 +167,7 @@ def test_one_bad_record_in_a_thousand_costs_fewer_than_twenty_transactions(
         },
     )
     sql.execute(deployed.database, faulty_table.CREATE)
+    sql.execute(deployed.database, COUNT_TRANSACTIONS)
     counted = []
     for round_, position in enumerate([None, None, 0, 437, 999]):
         before = _transactions(deployed)
@@ -208,11 +187,23 @@ def test_one_bad_record_in_a_thousand_costs_fewer_than_twenty_transactions(
     assert max(with_one) < without + 20
 
 
+# Every transaction that touches the inbox, the ledger or the handlers' table, whether it is committed or not: a
+# sequence is not rolled back. (What Postgres counts itself has autovacuum's in it.)
+COUNT_TRANSACTIONS = """
+    CREATE SEQUENCE transactions;
+    CREATE FUNCTION count_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF current_setting('tests.counted', true) IS DISTINCT FROM pg_current_xact_id()::text THEN
+            PERFORM nextval('transactions'), set_config('tests.counted', pg_current_xact_id()::text, true);
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER count BEFORE INSERT OR UPDATE OR DELETE ON inbox EXECUTE FUNCTION count_transaction();
+    CREATE TRIGGER count BEFORE INSERT OR UPDATE OR DELETE ON ledger EXECUTE FUNCTION count_transaction();
+    CREATE TRIGGER count BEFORE INSERT OR UPDATE OR DELETE ON effects EXECUTE FUNCTION count_transaction();
+"""
+
+
 def _transactions(deployed: Deployment) -> int:
-    """Of everybody in this database, committed or not; asked from another one, and when nobody is connected to it."""
-    name = deployed.database.rpartition("/")[2]
-    elsewhere = sql.with_database(deployed.database, "postgres")
-    found: int = sql.value(
-        elsewhere, "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1", name
-    )
+    found: int = sql.value(deployed.database, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM transactions")
     return found
