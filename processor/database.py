@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
     from asyncpg.prepared_stmt import PreparedStatement
 
+    from processor.arrays import Arrays
+
 _TRANSACTION_COMMAND = re.compile(
     r"""(?: \s | ; | \( | --[^\n]*(?:\n|\Z) | /\*.*?\*/ )*
         (begin|start\s+transaction|commit|end|rollback|abort|savepoint|release|prepare\s+transaction
@@ -81,8 +83,9 @@ class Attention:
 class Statements:
     """Prepared statements of one connection, the least used forgotten first."""
 
-    def __init__(self, connection: Connection[Record]) -> None:
+    def __init__(self, connection: Connection[Record], arrays: Arrays) -> None:
         self.connection = connection
+        self.arrays = arrays
         self.attention = Attention()
         self._prepared: OrderedDict[str, PreparedStatement[Record]] = OrderedDict()
 
@@ -156,7 +159,7 @@ class _Arrays(_Group):
 
     async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         statement = await statements.prepare(self.what)
-        await statement.fetch(*map(list, zip(*rows, strict=True)))
+        await statement.fetch(*map(statements.arrays.argument, map(list, zip(*rows, strict=True))))
 
 
 class _Copy(_Group):
@@ -317,26 +320,27 @@ class Database:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self._arguments = queue.statements.arrays.arguments
         self._key: object = None
         self._owner: int | None = None
 
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
         async with self._ready(sql) as statement:
-            await statement.fetch(*args)
+            await statement.fetch(*self._arguments(args))
             return statement.get_statusmsg() or ""
 
     async def fetch(self, sql: str, *args: Any) -> list[Record]:
         async with self._ready(sql) as statement:
-            return await statement.fetch(*args)
+            return await statement.fetch(*self._arguments(args))
 
     async def fetchrow(self, sql: str, *args: Any) -> Record | None:
         async with self._ready(sql) as statement:
-            return await statement.fetchrow(*args)
+            return await statement.fetchrow(*self._arguments(args))
 
     async def fetchval(self, sql: str, *args: Any) -> Any:
         async with self._ready(sql) as statement:
-            return await statement.fetchval(*args)
+            return await statement.fetchval(*self._arguments(args))
 
     def write(self, sql: str, *args: Any) -> Queued:
         """Queue a statement whose answer is not needed; it runs before the next read, or at the end.

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import chain
+from itertools import accumulate, chain
 from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -183,9 +184,8 @@ class Columns:
         if self._documents is None:
             try:
                 self._documents = list(map(orjson.loads, self.values))
-                if self._has_run_of(_DIGITS, _MAYBE_HUGE):  # in an id perhaps, which is text
-                    for value in self.values:
-                        _refuse_huge_numbers(value)
+                for index in self._with_run_of(_DIGITS, _MAYBE_HUGE):  # in an id perhaps, which is text
+                    _refuse_huge_numbers(self.values[index])
             except (orjson.JSONDecodeError, BadValue):
                 self._documents = None
         return self._documents
@@ -201,10 +201,19 @@ class Columns:
         return map(add, map(len, self.values), map(len, self.keys))  # type: ignore[arg-type]
 
     def may_lose_digits(self) -> bool:
-        return self._has_run_of(_DIGITS_AND_POINT, _MAYBE_LONG)
+        return next(self._with_run_of(_DIGITS_AND_POINT, _MAYBE_LONG), None) is not None
 
-    def _has_run_of(self, table: bytes, run: bytes) -> bool:
-        return run in b" ".join(self.values).translate(table)
+    def _with_run_of(self, table: bytes, run: bytes) -> Iterator[int]:
+        """Which values have such a run in them; most have none, and are looked at all together."""
+        together = b" ".join(self.values).translate(table)
+        at = together.find(run)
+        if at < 0:
+            return
+        ends = list(accumulate(len(value) + 1 for value in self.values))
+        while at >= 0:
+            index = bisect_right(ends, at)
+            yield index
+            at = together.find(run, ends[index])
 
 
 class Decoder:

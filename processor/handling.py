@@ -393,13 +393,17 @@ class Handling:
         if not len(parcel):
             return
         most = self._max_output
-        longest = max(len(value or b"") for value in parcel.values) + max(len(key or b"") for key in parcel.keys)
+        longest = _longest(parcel.values) + _longest(parcel.keys)
         if longest <= most - STANDARD_HEADERS and not any(parcel.extras):
             return
         for output in parcel:
             size = output.size()
             if size > most:
                 raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
+
+
+def _longest(column: list[bytes | None]) -> int:
+    return max(map(len, filter(None, column)), default=0)
 
 
 def _route(record: Record) -> Route:

@@ -406,6 +406,9 @@ class Line:
 
     async def _until_free(self, connection: Connection[Row]) -> None:
         """Wait until no other line is with its handlers, and keep the transaction awake meanwhile."""
+        if not self._handlers.locked():
+            await self._handlers.acquire()  # at once: the handlers' first statement goes out before the claim ahead
+            return
         turn = asyncio.ensure_future(self._handlers.acquire())
         try:
             while not (await asyncio.wait({turn}, timeout=self._settings.database.idle_seconds))[0]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from processor import sqlstates
+from processor.arrays import Arrays
 from processor.database import Statements
 from processor.errors import BatchAborted, ConnectionLost, SetupError
 
@@ -81,6 +82,7 @@ class Session:
         if self._connection is None or self._connection.is_closed():
             try:
                 connection = await asyncpg.connect(**self._kwargs)
+                arrays = await Arrays.suited(connection)
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 text = self._settings.redact(_one_line(error))
                 if not self._met and sqlstates.is_refused(error):
@@ -88,7 +90,7 @@ class Session:
                 raise ConnectionLost(f"database ({self._role}) not reachable: {text}") from None
             self._connection = connection
             self._met = True
-            self.statements = Statements(connection)
+            self.statements = Statements(connection, arrays)
         return self._connection
 
 

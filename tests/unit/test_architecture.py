@@ -13,7 +13,7 @@ PACKAGE = Path(processor.__file__).parent
 MODULES = sorted(path for path in PACKAGE.glob("*.py"))
 
 CONFLUENT = {"check", "cluster", "consumer", "librdkafka", "transaction", "dlq"}
-ASYNCPG = {"check", "migrate", "postgres", "sqlstates"}
+ASYNCPG = {"arrays", "check", "migrate", "postgres", "sqlstates"}
 # The parts that decide without any client, clock or thread; that is what makes them testable row by row.
 PURE = {"decode", "failpoints", "identity", "outputs", "records", "recovery", "spans"}
 CLIENTS = {"confluent_kafka", "asyncpg", "processor.postgres", "processor.consumer", "processor.transaction"}

