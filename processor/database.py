@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ _STATEMENTS_KEPT = 256
 # What may have to be taken back is sent in pieces: the fewer rows, the less is sent again; the fewer pieces, the better
 # for Postgres, which is slow with more than 64 savepoints in a transaction.
 CAREFUL_ROWS = 64
-CAREFUL_PIECES = 16
+CAREFUL_PIECES = 32
 # An answer that may come within this time is waited for without going to sleep.
 SOON_SECONDS = 0.001
 
@@ -252,15 +252,10 @@ class Queue:
         self.note_sent()
         for group in self._sending:
             try:
-                where = [index for index, row in enumerate(group.rows) if row is not None]
-                if where and self._refused is not None:
-                    size = max(CAREFUL_ROWS, len(where) // CAREFUL_PIECES)
-                    for start in range(0, len(where), size):
-                        left = [index for index in where[start : start + size] if group.rows[index] is not None]
-                        if left:
-                            await self._send_carefully(group, left)
-                elif where:
-                    await group.send(self.statements, [row for row in group.rows if row is not None])
+                if self._refused is not None:
+                    await self._send_in_pieces(group)
+                elif rows := [row for row in group.rows if row is not None]:
+                    await group.send(self.statements, rows)
             except Culprit as culprit:
                 self._failed = culprit
                 raise
@@ -272,30 +267,38 @@ class Queue:
                 raise
         self._sending = []
 
-    async def _send_carefully(self, group: _Group, where: list[int]) -> None:
-        """Send the rows in these places; those that are refused, and nobody else's, stay out."""
+    async def _send_in_pieces(self, group: _Group) -> None:
+        """Send what is not withdrawn so that whatever is refused can be taken back by itself."""
+        size = max(CAREFUL_ROWS, len(group.rows) // CAREFUL_PIECES)
+        await self.statements.connection.execute("SAVEPOINT queued")
+        for start in range(0, len(group.rows), size):
+            await self._send_carefully(group, range(start, min(start + size, len(group.rows))))
+        await self.statements.connection.execute("RELEASE SAVEPOINT queued")
+
+    async def _send_carefully(self, group: _Group, among: Sequence[int]) -> None:
+        """Send the rows in these places behind the savepoint; those that are refused, and nobody else's, stay out."""
         assert self._refused is not None
-        connection = self.statements.connection
+        where = [index for index in among if group.rows[index] is not None]
         rows = [row for row in map(group.rows.__getitem__, where) if row is not None]
-        await connection.execute("SAVEPOINT queued")
+        if not rows:
+            return
+        connection = self.statements.connection
         try:
             await group.send(self.statements, rows)
         except Exception as error:
             owner = group.owners[where[0]]
             if not is_about_data(error) or (len(where) == 1 and owner is None):
                 raise
-            await connection.execute("ROLLBACK TO SAVEPOINT queued; RELEASE SAVEPOINT queued")
+            await connection.execute("ROLLBACK TO SAVEPOINT queued")
             if len(where) == 1:
                 assert owner is not None
                 self._refused(owner, group.failure(error))
                 return
             middle = len(where) // 2
-            for half in (where[:middle], where[middle:]):
-                left = [index for index in half if group.rows[index] is not None]
-                if left:
-                    await self._send_carefully(group, left)
+            await self._send_carefully(group, where[:middle])
+            await self._send_carefully(group, where[middle:])
         else:
-            await connection.execute("RELEASE SAVEPOINT queued")
+            await connection.execute("RELEASE SAVEPOINT queued; SAVEPOINT queued")
             self._reached.update(map(group.owners.__getitem__, where))
 
     def note_sent(self) -> None:

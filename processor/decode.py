@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -192,7 +193,7 @@ class Columns:
 
     def checksums(self) -> list[int]:
         """What `_checksum` gives for each."""
-        return [checksum if checksum < 2**31 else checksum - 2**32 for checksum in map(zlib.crc32, self.values)]
+        return array("i", array("I", map(zlib.crc32, self.values)).tobytes()).tolist()
 
     def sizes(self) -> Iterable[int]:
         """What `_size` gives for each."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, time, timedelta
@@ -87,6 +89,14 @@ async def test_an_element_of_the_wrong_type_is_refused_as_in_a_list(connection: 
     assert await connection.fetchval("SELECT 1") == 1
 
 
+def test_a_copy_is_a_plain_list_and_leaves_the_original_as_it_is() -> None:
+    original = Flat([1, 2, 3])
+    for copied in (pickle.loads(pickle.dumps(original)), copy.copy(original), copy.deepcopy(original)):
+        assert type(copied) is list
+        assert copied == [1, 2, 3]
+    assert [list(original), list(original)] == [[], [1, 2, 3]]
+
+
 class Walker:
     """An asyncpg of some other version."""
 
@@ -95,6 +105,24 @@ class Walker:
 
     async def fetchval(self, _query: str, array: list[Any]) -> list[Any]:
         return [list(array) for _ in range(self._walks)][-1]
+
+
+class Announcer:
+    """An asyncpg that tells Postgres how many elements come, and finds them gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def fetchval(self, query: str, array: list[Any]) -> Any:
+        iter(array)
+        return await self._connection.fetchval(query, array)
+
+
+async def test_a_library_that_finds_the_elements_gone_gets_plain_lists(connection: Connection) -> None:
+    arrays = await Arrays.suited(Announcer(connection))  # type: ignore[arg-type]
+    elements = [1] * WORTH_IT
+    assert arrays.argument(elements) is elements
+    assert await connection.fetchval("SELECT $1::integer[]", elements) == elements
 
 
 @pytest.mark.parametrize(("walks", "spared"), [(1, False), (2, True), (3, False)])
