@@ -54,29 +54,17 @@ class Ceilings:
             self._show.say(f"{name:<12} {rate:>9,.0f} msg/s (limit)")
 
         self._show.step("replaying the statements on one connection")
-        with self._replica(self._one) as url:
+        with replica(self._site, self._one) as url:
             note(ONE_CONNECTION, "the same SQL, one connection", replay(url, self._one[0]))
         for name, recordings in (("pgbench-1", self._one), ("pgbench-2", self._two)):
             self._show.step(f"the same by {name}")
-            with self._replica(recordings) as url:
+            with replica(self._site, recordings) as url:
                 rate = pgbench.run(recordings, url)
             clients = f"{len(recordings)} client{'s' * (len(recordings) > 1)}"
             note(name, f"the same SQL, pgbench, {clients}", rate)
         for size in (500, 2000):
             self._show.step(f"transactions of {size} records")
             note(f"produce-{size}", f"transactional produce, {size} each", self._produce(size))
-
-    @contextmanager
-    def _replica(self, recordings: Sequence[Recording]) -> Iterator[str]:
-        """A database as the workers found it when their first batch began; afterwards it must be as they left it."""
-        records = sum(one.records for one in recordings)
-        with self._site.job("replay", "none") as job:
-            BATCH.prepare(job, self._site.folder)
-            database.connected(job.database, lambda connection: _set_up(connection, recordings))
-            yield job.database
-            done = database.connected(job.database, lambda connection: connection.fetchrow(_DONE))
-            if done is None or tuple(done) != (records, records, records):
-                raise BenchError(f"the replay did not do what was recorded: {done} for {records} records")
 
     def _produce(self, size: int) -> float:
         with self._site.job("produce", "none") as job:
@@ -98,6 +86,19 @@ class Ceilings:
                     producer.produce(job.output, value, key)
                 producer.commit_transaction(CALL_SECONDS)
             return counted / (time.perf_counter() - started)
+
+
+@contextmanager
+def replica(site: Site, recordings: Sequence[Recording]) -> Iterator[str]:
+    """A database as the workers found it when their first batch began; afterwards it must be as they left it."""
+    records = sum(one.records for one in recordings)
+    with site.job("replay", "none") as job:
+        BATCH.prepare(job, site.folder)
+        database.connected(job.database, lambda connection: _set_up(connection, recordings))
+        yield job.database
+        done = database.connected(job.database, lambda connection: connection.fetchrow(_DONE))
+        if done is None or tuple(done) != (records, records, records):
+            raise BenchError(f"the replay did not do what was recorded: {done} for {records} records")
 
 
 # Rows, inbox rows, and how far the ledger is: partitions begin at 0.

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import ceilings, recording
 from benchmarks import site as sites
 from benchmarks.measure import measure
 from benchmarks.site import Site
-from benchmarks.subjects import BARE, BATCH, Subject
+from benchmarks.subjects import BARE, BATCH, SUBJECTS, Subject
 from processor.stack import Stack
 
 RECORDS = 5000  # several batches, or there would be no rate
@@ -32,6 +33,22 @@ def test_the_bare_loop_and_the_processor_do_all_of_it_once_and_get_a_rate(site: 
         assert run.rate is not None
         assert run.rate > 0
         assert set(run.cpu) == {"subject", "postgres", "broker"}
+
+
+def test_poison_is_no_order_and_leaves_a_row(site: Site) -> None:
+    (poison,) = [subject for subject in SUBJECTS if subject.poison_one_in]
+    feed = site.feed(RECORDS, poison_one_in=poison.poison_one_in)
+    assert feed.poison == RECORDS // poison.poison_one_in
+    run = measure(site, poison, feed, 0)
+    assert run.wrong == []
+    assert run.rate is not None
+
+
+def test_what_the_engine_sends_is_recorded_and_does_the_same_again(site: Site) -> None:
+    (recorded,) = recording.record(site, site.feed(RECORDS), 1)
+    assert recorded.records == RECORDS
+    with ceilings.replica(site, [recorded]) as url:  # whose end is a check
+        assert ceilings.replay(url, recorded) > 0
 
 
 def test_a_subject_that_does_nothing_is_wrong_and_gets_no_rate(site: Site) -> None:
