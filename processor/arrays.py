@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import asyncpg
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
+    from asyncpg.prepared_stmt import PreparedStatement
 
 # For fewer elements it is not worth looking at them.
 WORTH_IT = 16
@@ -74,16 +75,16 @@ class Arrays:
             received = None
         return cls(walked_twice=received == sent)
 
-    def arguments(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def arguments(self, statement: PreparedStatement[Record], values: Sequence[Any]) -> Sequence[Any]:
         """The arguments of a statement, arrays among them in the form that costs least."""
-        return tuple(map(self.argument, values)) if self._walked_twice and list in map(type, values) else values
-
-    def argument(self, value: Any) -> Any:
-        if (
-            self._walked_twice
-            and type(value) is list
-            and len(value) >= WORTH_IT
-            and SCALARS.issuperset(map(type, value))
-        ):
-            return Flat(value)
-        return value
+        if not self._walked_twice or not any(type(value) is list and len(value) >= WORTH_IT for value in values):
+            return values
+        parameters = statement.get_parameters()
+        if len(parameters) != len(values):
+            return values  # asyncpg has the words for it
+        return [
+            Flat(value)
+            if parameter.kind == "array" and type(value) is list and SCALARS.issuperset(map(type, value))
+            else value
+            for parameter, value in zip(parameters, values, strict=True)
+        ]

@@ -159,7 +159,8 @@ class _Arrays(_Group):
 
     async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         statement = await statements.prepare(self.what)
-        await statement.fetch(*map(statements.arrays.argument, map(list, zip(*rows, strict=True))))
+        columns = list(map(list, zip(*rows, strict=True)))
+        await statement.fetch(*statements.arrays.arguments(statement, columns))
 
 
 class _Copy(_Group):
@@ -330,20 +331,20 @@ class Database:
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
         async with self._ready(sql) as statement:
-            await statement.fetch(*self._arguments(args))
+            await statement.fetch(*self._arguments(statement, args))
             return statement.get_statusmsg() or ""
 
     async def fetch(self, sql: str, *args: Any) -> list[Record]:
         async with self._ready(sql) as statement:
-            return await statement.fetch(*self._arguments(args))
+            return await statement.fetch(*self._arguments(statement, args))
 
     async def fetchrow(self, sql: str, *args: Any) -> Record | None:
         async with self._ready(sql) as statement:
-            return await statement.fetchrow(*self._arguments(args))
+            return await statement.fetchrow(*self._arguments(statement, args))
 
     async def fetchval(self, sql: str, *args: Any) -> Any:
         async with self._ready(sql) as statement:
-            return await statement.fetchval(*self._arguments(args))
+            return await statement.fetchval(*self._arguments(statement, args))
 
     def write(self, sql: str, *args: Any) -> Queued:
         """Queue a statement whose answer is not needed; it runs before the next read, or at the end.
