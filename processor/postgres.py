@@ -82,7 +82,11 @@ class Session:
         if self._connection is None or self._connection.is_closed():
             try:
                 connection = await asyncpg.connect(**self._kwargs)
-                arrays = await Arrays.suited(connection)
+                try:
+                    arrays = await Arrays.suited(connection)
+                except BaseException:
+                    connection.terminate()  # nobody else knows of it yet
+                    raise
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 text = self._settings.redact(_one_line(error))
                 if not self._met and sqlstates.is_refused(error):
