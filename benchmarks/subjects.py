@@ -97,7 +97,6 @@ SUBJECTS = (
         handler="write_or_reject",
         share=0.5,
         poison_one_in=100,
-        settings={"retry": {"attempts": 1}},
     ),
     Processor("execute", "processor, per message: execute", handler="execute", share=0.1),
     Subject("single", "one transaction per record", "benchmarks.single", share=0.003),

@@ -18,7 +18,7 @@ from tests.support.reading import read_all
 from tests.support.sending import Place, Sent
 
 PARTITIONS = 4
-MESSAGES = 20_000
+MESSAGES = 50_000
 ONE_IN = 100
 
 # What a bad record is told from another one by: the reason and the SQLSTATE in its notes.
