@@ -40,7 +40,7 @@ NEW_KEYS = {
     "bigint": "hashint8extended(n, 0)",
 }
 
-EMPTY = "TRUNCATE reservations, inbox, ledger; UPDATE stock SET reserved = 0; VACUUM (FULL, ANALYZE) stock"
+EMPTY = "TRUNCATE reservations, inbox, ledger, unsent; UPDATE stock SET reserved = 0; VACUUM (FULL, ANALYZE) stock"
 
 
 @contextmanager

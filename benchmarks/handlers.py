@@ -14,7 +14,9 @@ OUTPUT = Job.read().output
 
 
 async def batch(messages: Messages[Order], db: Database) -> Outputs:
-    ids, skus, quantities = await book(messages.values, db)
+    ids, skus, quantities = columns(messages.values)
+    db.write(sql.INSERT_MANY, ids, skus, quantities)
+    db.write(sql.UPDATE_MANY, skus, quantities)
     answers = [
         {"order_id": id_, "sku": sku, "quantity": quantity}
         for id_, sku, quantity in zip(ids, skus, quantities, strict=True)
@@ -23,17 +25,18 @@ async def batch(messages: Messages[Order], db: Database) -> Outputs:
 
 
 async def objects(messages: list[Message[Order]], db: Database) -> list[Output]:
-    await book([message.value for message in messages], db)
+    ids, skus, quantities = columns([message.value for message in messages])
+    db.write(sql.INSERT_MANY, ids, skus, quantities)
+    db.write(sql.UPDATE_MANY, skus, quantities)
     return [answer(message) for message in messages]
 
 
-async def book(orders: list[Order], db: Database) -> tuple[list[str], list[str], list[int]]:
-    ids = [order["order_id"] for order in orders]
-    skus = [order["sku"] for order in orders]
-    quantities = [order["quantity"] for order in orders]
-    await db.execute(sql.INSERT_MANY, ids, skus, quantities)
-    await db.execute(sql.UPDATE_MANY, skus, quantities)
-    return ids, skus, quantities
+def columns(orders: list[Order]) -> tuple[list[str], list[str], list[int]]:
+    return (
+        [order["order_id"] for order in orders],
+        [order["sku"] for order in orders],
+        [order["quantity"] for order in orders],
+    )
 
 
 async def collect(message: Message[Order], db: Database) -> Output:

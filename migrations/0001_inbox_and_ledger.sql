@@ -1,4 +1,4 @@
--- The two tables that every guarantee rests on. Creates only; locks nothing that exists.
+-- The tables that every guarantee rests on. Creates only; locks nothing that exists.
 
 CREATE TYPE inbox_status AS ENUM ('pending', 'processing', 'completed', 'failed', 'parked', 'discarded');
 
@@ -44,17 +44,15 @@ CREATE INDEX inbox_unfinished ON inbox (source, status, received_at) WHERE statu
 -- The messages that wait behind a failed one of their key, and that one, in order.
 CREATE INDEX inbox_parked ON inbox (source, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
--- One row per partition: who owns it (epoch), how far its work is committed, and the outputs of
--- the last committed batch until Kafka is known to have them.
+-- One row per partition: who owns it (epoch), and how far its work is committed.
 CREATE TABLE ledger (
     consumer     text        NOT NULL,
     topic        text        NOT NULL,
     partition    integer     NOT NULL,
     epoch        bigint      NOT NULL,
     topic_id     text        NOT NULL,  -- a re-created topic must not be mistaken for the old one
-    first_offset bigint      NOT NULL,
-    next_offset  bigint      NOT NULL,
-    outputs      bytea,                 -- NULL: nothing to send, or known to be sent
+    first_offset bigint      NOT NULL,  -- everything below was known to be published with the last batch
+    next_offset  bigint      NOT NULL,  -- everything below is applied
     owner        text        NOT NULL,
     starts       integer     NOT NULL DEFAULT 0,  -- of work by owners, since a batch was last committed
     trying       int8range,             -- the offsets at work, where owners keep dying
@@ -63,8 +61,16 @@ CREATE TABLE ledger (
     source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, topic, partition)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- The outputs of committed batches, one row per partition and batch, until Kafka is known to have them.
+CREATE TABLE unsent (
+    source      integer NOT NULL,       -- ledger.source
+    next_offset bigint  NOT NULL,       -- of the batch
+    outputs     bytea   NOT NULL,
+    PRIMARY KEY (source, next_offset)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
         toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
 
--- Overwritten with every batch: compressing it would cost more than it saves.
-ALTER TABLE ledger ALTER COLUMN outputs SET STORAGE EXTERNAL;
+-- They live for the blink of an eye: compressing them would cost more than it saves.
+ALTER TABLE unsent ALTER COLUMN outputs SET STORAGE EXTERNAL;

@@ -35,7 +35,10 @@ HOPELESS = frozenset({"_AUTHENTICATION", "_SSL"})
 
 TABLE_PRIVILEGES = """
     SELECT t.name AS table, p.name AS privilege
-    FROM unnest(ARRAY['inbox', 'ledger']) AS t(name), unnest(ARRAY['SELECT', 'INSERT', 'UPDATE']) AS p(name)
+    FROM unnest(ARRAY['inbox', 'ledger', 'unsent']) AS t(name),
+         unnest(CASE name WHEN 'ledger' THEN ARRAY['SELECT', 'INSERT', 'UPDATE']
+                          WHEN 'inbox' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']
+                          ELSE ARRAY['SELECT', 'INSERT', 'DELETE'] END) AS p(name)
     WHERE to_regclass(t.name) IS NOT NULL AND NOT has_table_privilege(to_regclass(t.name), p.name)
     ORDER BY 1, 2
 """
@@ -113,7 +116,7 @@ async def database(settings: Settings) -> list[Finding]:
             denied = await connection.fetch(TABLE_PRIVILEGES)
             lacking = ", ".join(f"{row['privilege']} on {row['table']}" for row in denied)
             refused = f"{settings.source}: database.url: {state['username']} lacks {lacking}: GRANT it"
-            text = refused if lacking else "inbox and ledger may be written"
+            text = refused if lacking else "inbox, ledger and unsent may be written"
             findings.append(Finding("server", "database permissions", not lacking, text))
             return findings
     except TimeoutError:

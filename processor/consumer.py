@@ -68,6 +68,7 @@ class Assignment:
     epoch: int = 0
     source: int = 0  # the partition's name in the inbox
     position: int = 0  # the offset after the last record that Postgres has committed
+    published: int = 0  # everything below is known to be in Kafka
     silent_below: int = 0
     users: int = 0  # batches, publications and recoveries at work on it
     known: bool = False  # it has been recovered before

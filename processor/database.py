@@ -149,7 +149,7 @@ class _Each(_Group):
     async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         statement = await statements.prepare(self.what)
         if len(rows) == 1:
-            await statement.fetch(*rows[0])
+            await statement.fetch(*statements.arrays.arguments(statement, rows[0]))
         else:
             await statement.executemany(rows)
 

@@ -120,14 +120,22 @@ class Handling:
                         await self._tell(piece)
                         await self._handle(route, piece)
                     self._collect()
-                await self._queue.flush()
+                await self._flush_and_encode()
             finally:
                 self._queue.close()
 
-    async def work(self) -> Work:
-        """What came of it, encoded; for this nobody else has to wait."""
-        async with self._telling():
+    async def _flush_and_encode(self) -> None:
+        """While Postgres is at what was queued, what batch handlers gave is encoded: neither needs the other."""
+        flushing = asyncio.create_task(self._queue.flush())
+        try:
+            await asyncio.sleep(0)  # the first statement goes out now
             self._take_given()
+        finally:
+            await flushing
+
+    async def work(self) -> Work:
+        """What came of it, encoded."""
+        async with self._telling():
             if self._left_out:
                 self._leave_out()
             await self._tell_end()

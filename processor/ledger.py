@@ -1,6 +1,6 @@
-"""One row per partition: who owns it, how far its work is committed, and outputs Kafka may not have yet.
+"""One row per partition: who owns it and how far its work is committed; and the outputs that Kafka may not have yet.
 
-All ledger SQL is here. The epoch is the fence on the Postgres side: a new owner raises it, and
+All SQL of the tables ledger and unsent is here. The epoch is the fence on the Postgres side: a new owner raises it, and
 `advance` of anybody with an older one matches no row. Rows are locked in one order everywhere.
 """
 
@@ -31,8 +31,13 @@ RAISE_EPOCH = """
                         suspect = CASE WHEN mine.alive THEN l.suspect ELSE coalesce(l.trying, l.suspect) END,
                         trying = NULL
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
-    RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset, l.outputs,
+    RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset,
               l.source, l.starts, l.suspect, l.deaths
+"""
+
+# A statement of its own, behind the one above: only so it sees what a predecessor committed while that one waited.
+UNSENT = """
+    SELECT source, outputs FROM unsent WHERE source = ANY ($1::integer[]) ORDER BY source, next_offset
 """
 
 CREATE = """
@@ -55,35 +60,48 @@ TRY = """
     WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
 """
 
+# Outputs are forgotten here when Kafka is known to have them, and never before.
 ADVANCE = """
     WITH mine AS (
-        SELECT l.topic, l.partition, b.next, b.outputs, b.cautious FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::boolean[])
-             AS b(topic, partition, epoch, first, next, outputs, cautious)
+        SELECT l.source, b.published, b.next, b.outputs, b.cautious FROM ledger l
+        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::boolean[],
+                    $9::bigint[])
+             AS b(topic, partition, epoch, first, next, outputs, cautious, published)
              ON l.topic = b.topic AND l.partition = b.partition AND l.epoch = b.epoch AND l.next_offset = b.first
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
+    ), kept AS (
+        INSERT INTO unsent (source, next_offset, outputs)
+        SELECT source, next, outputs FROM mine WHERE outputs IS NOT NULL
+    ), sent AS (
+        DELETE FROM unsent u USING mine WHERE u.source = mine.source AND u.next_offset <= mine.published
     )
-    UPDATE ledger l SET first_offset = l.next_offset, next_offset = mine.next, outputs = mine.outputs,
+    UPDATE ledger l SET first_offset = mine.published, next_offset = mine.next,
                         updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END,
                         deaths = CASE WHEN upper(l.suspect) <= mine.next THEN 0 ELSE l.deaths END,
                         suspect = CASE WHEN upper(l.suspect) <= mine.next THEN NULL ELSE l.suspect END
-    FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
+    FROM mine WHERE l.source = mine.source
     RETURNING l.topic, l.partition
 """
 
 # Positions move back or ahead only here, by an operator's doing; outputs are gone because they were sent.
 REPOSITION = """
-    UPDATE ledger SET first_offset = $5, next_offset = $5, outputs = NULL, updated_at = now()
-    WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
-    RETURNING epoch
+    WITH moved AS (
+        UPDATE ledger SET first_offset = $5, next_offset = $5, updated_at = now()
+        WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
+        RETURNING source
+    ), sent AS (
+        DELETE FROM unsent u USING moved WHERE u.source = moved.source
+    )
+    SELECT source FROM moved
 """
 
+# Not for whoever is no longer the owner: after a rewind the same offsets may have outputs that are yet to be sent.
 MARK_SENT = """
-    UPDATE ledger l SET outputs = NULL
-    FROM unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[]) AS p(topic, partition, epoch, next)
-    WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
-      AND l.next_offset = p.next AND l.outputs IS NOT NULL
+    DELETE FROM unsent u
+    USING ledger l JOIN unnest($1::integer[], $2::bigint[], $3::bigint[]) AS p(source, epoch, published)
+          ON l.source = p.source AND l.epoch = p.epoch
+    WHERE u.source = l.source AND u.next_offset <= p.published
 """
 
 
@@ -93,8 +111,8 @@ class LedgerRow:
     topic_id: str
     first_offset: int
     next_offset: int
-    outputs: bytes | None
     source: int
+    unsent: Sequence[bytes] = ()  # outputs of batches that Kafka is not known to have, in their order
     starts: int = 0  # of owners that began to work since a batch was last committed
     suspect: range | None = None  # the offsets that were at work when the last owner died
     deaths: int = 0  # of owners in a row, at just those offsets
@@ -109,6 +127,7 @@ class Advance:
     first_offset: int
     next_offset: int
     outputs: bytes | None
+    published: int  # everything below is known to be in Kafka
     cautious: bool = False  # still looking for the record that killed our predecessors
 
 
@@ -134,14 +153,17 @@ class Ledger:
             self._owner,
             [partition in alive for partition in at_least],
         )
+        unsent: dict[int, list[bytes]] = {row["source"]: [] for row in rows}
+        for source, outputs in await connection.fetch(UNSENT, list(unsent)):
+            unsent[source].append(outputs)
         return {
             Partition(row["topic"], row["partition"]): LedgerRow(
                 row["epoch"],
                 row["topic_id"],
                 row["first_offset"],
                 row["next_offset"],
-                row["outputs"],
                 row["source"],
+                unsent[row["source"]],
                 row["starts"],
                 row["suspect"] and range(row["suspect"].lower, row["suspect"].upper),
                 row["deaths"],
@@ -189,6 +211,7 @@ class Ledger:
             [share.next_offset for share in batch],
             [share.outputs for share in batch],
             [share.cautious for share in batch],
+            [share.published for share in batch],
         )
         return {Partition(row["topic"], row["partition"]) for row in rows}
 
@@ -196,14 +219,6 @@ class Ledger:
         found = await connection.fetchval(REPOSITION, self._consumer, partition.topic, partition.number, epoch, offset)
         return found is not None
 
-    async def mark_sent(self, connection: Connection[Row], sent: Iterable[tuple[Partition, int, int]]) -> None:
-        """Forget outputs that Kafka is known to have: (partition, epoch, next_offset) of the batch."""
-        sent = list(sent)
-        await connection.execute(
-            MARK_SENT,
-            self._consumer,
-            [partition.topic for partition, _, _ in sent],
-            [partition.number for partition, _, _ in sent],
-            [epoch for _, epoch, _ in sent],
-            [next_offset for _, _, next_offset in sent],
-        )
+    async def mark_sent(self, connection: Connection[Row], sent: Sequence[tuple[int, int, int]]) -> None:
+        """Forget outputs that Kafka is known to have: source, epoch, and the position below which it has them."""
+        await connection.execute(MARK_SENT, *map(list, zip(*sent, strict=True)))

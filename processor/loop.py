@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -35,6 +35,8 @@ from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance
 from processor.outputs import Parcel
 from processor.postgres import Session
+from processor.publications import Batch as Committed
+from processor.publications import Publications, still_owned
 from processor.records import Partition, Record
 from processor.spans import assignments_of, ends_of, sizes_of, told
 from processor.transaction import Offset, Publisher
@@ -127,9 +129,9 @@ class Line:
         self._turns = Turns(settings.consumer)
         self._ahead = Ahead(settings, self._source, share, self._inbox, self._turns)
         self._last_took = 0.0  # seconds
-        self._publication: asyncio.Task[None] | None = None
+        self._publications = Publications(settings.batch, self._source, self._publisher, self._share.news.set)
         self._recoveries: set[asyncio.Task[None]] = set()
-        self._unmarked: dict[Assignment, int] = {}
+        self._unmarked: set[Assignment] = set()  # those of which outputs are stored
         self._careful = 0
         self._stopping = False
         self._backlog = False
@@ -165,6 +167,7 @@ class Line:
                 task.cancel()
             if beside:
                 await asyncio.wait(beside)
+            self._publications.close()
             await self._ahead.close()
 
     async def close(self) -> None:
@@ -177,17 +180,18 @@ class Line:
     async def _next_batch(self) -> Sequence[Record]:
         """Wait for records. Empty when it is time to look up.
 
-        A batch that is not full waits while Kafka is at the one before: its ledger row would have to wait for that
-        anyway, and so all that comes in meanwhile is in it. Under a backlog it lingers for company.
+        A batch that is not full waits while Kafka is at the one before, and so all that comes in meanwhile is in it.
+        Under a backlog it lingers for company.
         """
         batch = self._settings.batch
-        publication = self._publication
-        if publication is not None and not self._ahead.has_next:
-            await self._gather(publication.done, None)
+        if not (self._publications.idle or self._has_more()):
+            self._publications.hurry()
+            await self._gather(lambda: self._publications.idle, None)
         if self._backlog and self._share.records and not self._ahead.has_next:
             await self._gather(lambda: False, batch.linger_ms / 1000)
         self._share.news.clear()
         self._source.raise_failure()
+        self._publications.raise_failure()
         self._recover_new()
         self._holding.look()
         self._look_for_the_group()
@@ -196,14 +200,17 @@ class Line:
             self._backlog = len(records) >= batch.max_messages // 2
             return records
         self._backlog = False
-        if self._publication is not None and self._publication.done():
-            await self._published()
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 await self._share.news.wait()
         except TimeoutError:
             await self._mark_sent()
         return ()
+
+    def _has_more(self) -> bool:
+        """Whether the next batch is at hand, and full."""
+        batch = self._settings.batch
+        return self._ahead.has_next or self._share.has_a_batch(batch.max_messages, batch.max_bytes)
 
     async def _gather(self, enough: Callable[[], bool], seconds: float | None) -> None:
         """Let records come in until there is a full batch of them, or it is `enough`, or the time is over."""
@@ -357,8 +364,7 @@ class Line:
                 await self._inbox.keep_results(connection, work.results)
                 if told(records) and records[0].alone:
                     await self._inbox.forget(connection, records)
-                # The ledger row keeps the outputs of one batch: not to be overwritten before Kafka has them.
-                await self._published()
+                await self._publications.room()
                 failpoints.reach("before_ledger")
                 shares = self._shares(records, work)
                 await self._advance(connection, shares)
@@ -380,7 +386,9 @@ class Line:
         self._careful = CAREFUL_BATCHES if failed and self._careful else max(0, self._careful - 1)
         self._advanced(shares, records, failed)
         parking.remember(undone, park=self._parks)
-        self._publish(shares, work)
+        self._unmarked.update(assignment for assignment, share in shares.items() if share.outputs is not None)
+        parcels = [work.outgoing[assignment] for assignment in shares if assignment in work.outgoing]
+        self._publications.add(Committed(shares, parcels), more=self._has_more())
         self._count(records, claims, failed, parked, work)
 
     async def _handle(self, connection: Connection[Row], records: Sequence[Record], claims: Claims) -> Work:
@@ -491,6 +499,7 @@ class Line:
                 assignment.position,
                 next_offset,
                 outputs.pack(work.outgoing[assignment]) if assignment in work.outgoing else None,
+                assignment.published,
                 assignment.caution > 1,
             )
             for assignment, next_offset in ends_of(records).items()
@@ -564,43 +573,10 @@ class Line:
 
     # --- publishing ---
 
-    def _publish(self, shares: dict[Assignment, Advance], work: Work) -> None:
-        """Start the Kafka transaction of a batch; the next batch goes on meanwhile."""
-        self._source.use(shares)
-        self._publication = asyncio.create_task(self._publish_and_release(shares, work))
-        self._publication.add_done_callback(lambda _: self._share.news.set())
-
-    async def _publish_and_release(self, shares: dict[Assignment, Advance], work: Work) -> None:
-        offsets = [
-            Offset(share.partition, share.next_offset, recovery.metadata(share.epoch))
-            for assignment, share in shares.items()
-            if share.next_offset >= assignment.silent_below
-        ]
-        parcels = [work.outgoing[assignment] for assignment in shares if assignment in work.outgoing]
-        try:
-            if offsets or parcels:
-                await self._publisher.publish(parcels, offsets, _still_owned(shares))
-            for assignment, share in shares.items():
-                if share.outputs is not None:
-                    self._unmarked[assignment] = share.next_offset
-        except ProcessorError:
-            raise
-        except Exception as error:  # a bug; the ledger has the outputs, and recovery may be luckier with them
-            log.exception("publication_failed")
-            raise BatchAborted(f"publishing failed: {type(error).__name__}: {error}") from error
-        finally:
-            self._source.release(shares)
-
-    async def _published(self) -> None:
-        """Wait until Kafka has the previous batch; raises what kept it from it."""
-        if self._publication is not None:
-            await asyncio.shield(self._publication)
-            self._publication = None
-
     async def _mark_sent(self) -> None:
         """Let the ledger forget outputs that Kafka has, so that an operator's rewind does not send them again."""
-        await self._published()
-        sent = [(a.partition, a.epoch, next_offset) for a, next_offset in self._unmarked.items() if a.owned]
+        await self._publications.finish()
+        sent = [(a.source, a.epoch, a.published) for a in self._unmarked if a.owned]
         self._unmarked.clear()
         if sent:
             async with self._control.use() as connection:
@@ -624,10 +600,7 @@ class Line:
         await self._ahead.drop()
         affected = [*self._share.active(), *self._holding.owned()]
         self._source.suspend(affected)
-        if self._publication is not None:
-            await asyncio.wait({self._publication})
-            self._publication.exception()  # its trouble is the one we are in, or settled by recovery
-            self._publication = None
+        await self._publications.abandon()
         self._unmarked.clear()
         self._source.use(affected)
         await self._recover_all(affected)
@@ -660,7 +633,7 @@ class Line:
         # process that slept through its own eviction ends here, before it could shut out the rightful owner.
         known = [Offset(partition, at.offset, at.metadata) for partition, at in committed.items() if at is not None]
         if known:
-            await self._publisher.publish((), known, _still_owned(assignments))
+            await self._publisher.publish((), known, still_owned(assignments))
         # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
             newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
@@ -697,7 +670,7 @@ class Line:
                     if row.suspect is not None and row.suspect.stop > step.start:
                         assignment.suspect, assignment.deaths = row.suspect, row.deaths
             await parking.load(connection, assignments)
-        await self._send_stored(assignments, steps, {p: row.outputs for p, row in rows.items()})
+        await self._send_stored(assignments, steps, {p: row.unsent for p, row in rows.items()})
         async with self._control.use() as connection:
             for assignment, step in steps.items():
                 if step.reposition and not await self._ledger.reposition(
@@ -706,6 +679,9 @@ class Line:
                     raise Fenced(f"{assignment.partition}: another instance has raised the epoch")
         for assignment, step in steps.items():
             assignment.silent_below = step.silent_below
+            assignment.published = step.start
+            if assignment.partition in rows and rows[assignment.partition].unsent:
+                self._unmarked.add(assignment)
             assignment.known = True
             if assignment in self._holding:
                 assignment.position = step.start
@@ -718,20 +694,22 @@ class Line:
         self,
         assignments: list[Assignment],
         steps: dict[Assignment, Step],
-        stored: dict[Partition, bytes | None],
+        stored: dict[Partition, Sequence[bytes]],
     ) -> None:
         """Send what the ledger kept for Kafka, and move the committed offsets to where the ledger stands."""
         parcels: list[Parcel] = []
         offsets: list[Offset] = []
         for assignment, step in steps.items():
             if step.send_from is not None:
-                kept = outputs.unpack(stored[assignment.partition], self._key_of)
-                parcels.append(kept.only([at for at, offset in enumerate(kept.offsets) if offset >= step.send_from]))
+                for blob in stored[assignment.partition]:
+                    kept = outputs.unpack(blob, self._key_of)
+                    missing = [at for at, offset in enumerate(kept.offsets) if offset >= step.send_from]
+                    parcels.append(kept.only(missing))
             if step.commit is not None:
                 metadata = "" if step.foreign else recovery.metadata(assignment.epoch)
                 offsets.append(Offset(assignment.partition, step.commit, metadata))
         if parcels or offsets:
-            await self._publisher.publish(parcels, offsets, _still_owned(assignments))
+            await self._publisher.publish(parcels, offsets, still_owned(assignments))
         if sent := sum(map(len, parcels)):
             log.info("stored_outputs_sent", outputs=sent)
 
@@ -787,8 +765,3 @@ def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assign
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.
 _EXPECTED = ("first_start", "in_step", "died_between_commits")
-
-
-def _still_owned(assignments: Iterable[Assignment]) -> Callable[[], bool]:
-    held = list(assignments)
-    return lambda: all(assignment.owned for assignment in held)

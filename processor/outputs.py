@@ -282,10 +282,8 @@ def _lengths(column: list[bytes | None]) -> list[int]:
     return [-1 if part is None else len(part) for part in column] if None in column else list(map(len, column))  # type: ignore[arg-type]
 
 
-def unpack(blob: bytes | None, key_of: Callable[[str], bytes]) -> Parcel:
+def unpack(blob: bytes, key_of: Callable[[str], bytes]) -> Parcel:
     """`key_of` gives the inbox key of a message id."""
-    if blob is None:
-        return Parcel.of()
     start = 4 + int.from_bytes(blob[:4], "big")
     head = orjson.loads(blob[4:start])
     if head["format"] != _FORMAT:

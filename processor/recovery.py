@@ -83,7 +83,7 @@ def decide(
     _same_topic(partition, ledger, log)
     if ledger is None:
         return _without_ledger(partition, committed, log, start, on_database_behind)
-    unsent = ledger.first_offset if ledger.outputs is not None else None
+    unsent = ledger.first_offset if ledger.unsent else None
     if committed is None:
         _within(partition, "the ledger's position", ledger.next_offset, log)
         return Step("offsets_forgotten", ledger.next_offset, send_from=unsent, commit=ledger.next_offset)
@@ -93,12 +93,14 @@ def decide(
     if committed.ours and committed.offset == ledger.next_offset:
         _within(partition, "the committed offset", committed.offset, log)
         return Step("in_step", committed.offset)
-    if committed.ours and committed.offset == ledger.first_offset:
-        # Died between the two commits. The stored outputs are all that is needed: no record is read again.
+    if committed.ours and committed.offset >= ledger.first_offset:
+        # Died between the two commits. The stored outputs are all that is needed: no record is read again. Of several
+        # batches, Kafka has those below its offset.
         _within(partition, "the ledger's position", ledger.next_offset, log)
-        return Step("died_between_commits", ledger.next_offset, send_from=unsent, commit=ledger.next_offset)
+        missing = committed.offset if ledger.unsent else None
+        return Step("died_between_commits", ledger.next_offset, send_from=missing, commit=ledger.next_offset)
     # Somebody moved the offset, or (ours, but behind what is known to be sent) Kafka lost commits: read from there.
-    # Outputs that may never have been sent go first: rather one batch repeated, with its old ids, than lost.
+    # Outputs that may never have been sent go first: rather some repeated, with their old ids, than lost.
     _within(partition, "the committed offset", committed.offset, log)
     # The offset stays the operator's until the ledger has followed: dying in between must not look like a crash.
     moved = Step(

@@ -28,7 +28,8 @@ async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
         """INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner)
            SELECT 'c' || n % 10, 'topic' || n % 7, n, 1, 'id', 0, 0, 'me' FROM generate_series(1, 5000) n"""
     )
-    await connection.execute("ANALYZE inbox, ledger")
+    await connection.execute("INSERT INTO unsent SELECT source, n, 'x' FROM ledger, generate_series(1, 3) n")
+    await connection.execute("ANALYZE inbox, ledger, unsent")
     yield connection
     await connection.close()
 
@@ -125,7 +126,8 @@ async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asy
         (ledger.RAISE_EPOCH, ("c1", *one, [0], "me", [False])),
         (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
         (ledger.TRY, ("c1", "topic1", 1, 1, 5, 6)),
-        (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"], [False])),
-        (ledger.MARK_SENT, ("c1", *one, [1], [5])),
+        (ledger.ADVANCE, ("c1", *one, [1], [0], [5], [b"x"], [False], [0])),
+        (ledger.UNSENT, ([1],)),
+        (ledger.MARK_SENT, ([1], [1], [5])),
     ):
         assert not {scan for scan in await scans(big, sql, *args) if scan[0] == "Seq Scan"}, sql

@@ -186,7 +186,8 @@ class Verifier:
         }
         ledger = sql.fetch(
             self._database,
-            "SELECT partition, epoch, first_offset, next_offset, outputs IS NOT NULL AS stored, owner FROM ledger"
+            "SELECT partition, epoch, first_offset, next_offset, owner,"
+            " (SELECT count(*) FROM unsent WHERE unsent.source = ledger.source) AS stored FROM ledger"
             " ORDER BY partition",
         )
         rows = "; ".join(str(dict(row)) for row in ledger)

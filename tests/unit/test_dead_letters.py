@@ -158,6 +158,8 @@ def test_what_was_not_there_is_not_said_to_be_left_out() -> None:
 
 def test_letter_comes_out_of_the_ledger_as_it_went_in() -> None:
     sent = [letter(failed()), letter(failed(b"x" * 5000), 2000), letter(failed(None, None, ()))]
-    kept = list(outputs.unpack(outputs.pack(Parcel.of(sent)), KEY))
+    blob = outputs.pack(Parcel.of(sent))
+    assert blob is not None
+    kept = list(outputs.unpack(blob, KEY))
     assert kept == sent
     assert [found.headers() for found in kept] == [found.headers() for found in sent]

@@ -14,7 +14,7 @@ LOG = Log("topic-1", 0, 1000)
 
 
 def ledger(first: int, next_: int, outputs: bytes | None = b"stored") -> LedgerRow:
-    return LedgerRow(7, "topic-1", first, next_, outputs, source=3)
+    return LedgerRow(7, "topic-1", first, next_, 3, [] if outputs is None else [outputs])
 
 
 def ours(offset: int, epoch: int = 7) -> Committed:
@@ -69,6 +69,11 @@ def test_in_step_goes_on_and_treats_stored_outputs_as_history() -> None:
 
 def test_death_between_the_commits_sends_the_stored_outputs_and_moves_the_offset_without_reading_again() -> None:
     assert step(ledger(400, 500), ours(400)) == Step("died_between_commits", 500, send_from=400, commit=500)
+
+
+def test_of_several_batches_those_are_sent_that_kafka_does_not_have() -> None:
+    assert step(ledger(100, 500), ours(400)) == Step("died_between_commits", 500, send_from=400, commit=500)
+    assert step(ledger(100, 500, None), ours(400)) == Step("died_between_commits", 500, commit=500)
 
 
 def test_death_between_the_commits_of_a_batch_without_outputs_only_moves_the_offset() -> None:

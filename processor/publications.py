@@ -1,0 +1,171 @@
+"""What Postgres has committed and Kafka has not: batches published in their order, several together under a backlog.
+
+A Kafka transaction costs the brokers about as much as two thousand records do, whatever is in it. So while the next
+batch is at hand already, one that is committed waits a moment for company. What waits is safe: its outputs are
+stored, and recovery sends those that Kafka does not have. When nothing else is to be done, nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor import recovery
+from processor.errors import BatchAborted, ProcessorError
+from processor.transaction import Offset
+
+if TYPE_CHECKING:
+    from processor.config import BatchSettings
+    from processor.consumer import Assignment, Source
+    from processor.ledger import Advance
+    from processor.outputs import Parcel
+    from processor.transaction import Publisher
+
+log = structlog.get_logger()
+
+# So many batches share a transaction at most, and while it is under way, so many more may be committed.
+TOGETHER = 4
+# However long a batch may linger for records: readers do not wait longer than this for outputs that are done.
+LONGEST_HOLD_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch that Postgres has committed."""
+
+    shares: dict[Assignment, Advance]
+    parcels: Sequence[Parcel]
+
+    @property
+    def size(self) -> int:
+        return sum(len(share.outputs) for share in self.shares.values() if share.outputs is not None)
+
+
+class Publications:
+    """Of one line, in the order of its batches. What goes wrong is raised to whoever waits for room or for the end."""
+
+    def __init__(self, settings: BatchSettings, source: Source, publisher: Publisher, tell: Callable[[], None]) -> None:
+        self._max_bytes = settings.max_bytes
+        self._hold_seconds = min(LONGEST_HOLD_SECONDS, settings.linger_ms / 1000)
+        self._source = source
+        self._publisher = publisher
+        self._tell = tell  # that something was published, or was not
+        self._waiting: list[Batch] = []
+        self._sending: list[Batch] = []
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._hurried = False
+        self._failure: ProcessorError | None = None
+        self._moved = asyncio.Event()
+
+    @property
+    def idle(self) -> bool:
+        return self._task is None and not self._waiting
+
+    def add(self, batch: Batch, *, more: bool) -> None:
+        """Publish a batch; with `more` at hand, together with those that follow within a moment."""
+        self._source.use(batch.shares)
+        self._waiting.append(batch)
+        if not more or self._enough(self._waiting):
+            self.hurry()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._hold_seconds, self.hurry)
+
+    def hurry(self) -> None:
+        """Wait for no more company."""
+        self._stop_timer()
+        self._hurried = bool(self._waiting)
+        if self._hurried and self._task is None and self._failure is None:
+            self._task = asyncio.create_task(self._send())
+
+    async def room(self) -> None:
+        """Wait until another batch may be committed: how much can be between the two systems is bounded."""
+        self.raise_failure()
+        while self._waiting and self._enough([*self._sending, *self._waiting], TOGETHER + TOGETHER):
+            await self._next()
+
+    async def finish(self) -> None:
+        """Wait until Kafka has everything."""
+        self.raise_failure()
+        while not self.idle:
+            await self._next()
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def abandon(self) -> None:
+        """Leave to recovery what is not published yet."""
+        self._stop_timer()
+        self._release(self._waiting)
+        self._waiting = []
+        self._hurried = False
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._failure = None  # it is the trouble we are in, or settled by recovery
+
+    def close(self) -> None:
+        self._stop_timer()
+
+    async def _next(self) -> None:
+        self.hurry()
+        self._moved.clear()
+        await self._moved.wait()
+        self.raise_failure()
+
+    def _enough(self, batches: Sequence[Batch], most: int = TOGETHER) -> bool:
+        return len(batches) >= most or sum(batch.size for batch in batches) >= self._max_bytes * most // TOGETHER
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting and (self._hurried or self._enough(self._waiting)):
+                self._stop_timer()
+                self._hurried = False
+                self._sending, self._waiting = self._waiting, []
+                await self._publish(self._sending)
+                self._done()
+        except ProcessorError as error:
+            self._failure = error
+        except Exception as error:  # a bug; the outputs are stored, and recovery may be luckier with them
+            log.exception("publication_failed")
+            self._failure = BatchAborted(f"publishing failed: {type(error).__name__}: {error}")
+        finally:
+            self._task = None
+            self._done()
+
+    def _done(self) -> None:
+        self._release(self._sending)
+        self._sending = []
+        self._moved.set()
+        self._tell()
+
+    async def _publish(self, batches: Sequence[Batch]) -> None:
+        ends = {assignment: share for batch in batches for assignment, share in batch.shares.items()}
+        offsets = [
+            Offset(share.partition, share.next_offset, recovery.metadata(share.epoch))
+            for assignment, share in ends.items()
+            if share.next_offset >= assignment.silent_below
+        ]
+        parcels = [parcel for batch in batches for parcel in batch.parcels]
+        if offsets or parcels:
+            await self._publisher.publish(parcels, offsets, still_owned(ends))
+        for assignment, share in ends.items():
+            assignment.published = share.next_offset
+
+    def _release(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._source.release(batch.shares)
+
+
+def still_owned(assignments: Iterable[Assignment]) -> Callable[[], bool]:
+    held = list(assignments)
+    return lambda: all(assignment.owned for assignment in held)
