@@ -329,7 +329,7 @@ class DatabaseSettings(_Table):
 PROFILES: Mapping[str, Mapping[str, int]] = {
     "latency": {"max_messages": 200, "linger_ms": 0, "in_flight": 1},
     "balanced": {"max_messages": 1000, "linger_ms": 20, "in_flight": 1},
-    "throughput": {"max_messages": 4000, "linger_ms": 100, "in_flight": 2},
+    "throughput": {"max_messages": 4000, "linger_ms": 200, "in_flight": 2},
 }
 
 

@@ -55,16 +55,31 @@ class Work:
 
     outgoing: dict[Assignment, Parcel] = field(default_factory=dict)
     results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
+    _packed: dict[Assignment, tuple[Parcel, bytes | None]] = field(default_factory=dict)
 
     @property
     def topics(self) -> set[str]:
         return {topic for parcel in self.outgoing.values() for topic in set(parcel.topics)}
 
     def add(self, assignment: Assignment, parcel: Parcel) -> None:
+        self._packed.pop(assignment, None)
         if assignment in self.outgoing:
             self.outgoing[assignment].extend(parcel)
         else:
             self.outgoing[assignment] = parcel
+
+    def pack(self) -> None:
+        """Make what is going to be stored of these now, unless something changes in the meantime."""
+        for assignment, parcel in self.outgoing.items():
+            self._packed[assignment] = parcel, outputs.pack(parcel)
+
+    def packed(self, assignment: Assignment) -> bytes | None:
+        """What is stored of a partition's outputs; None if there are none."""
+        parcel = self.outgoing.get(assignment)
+        if parcel is None:
+            return None
+        of, blob = self._packed.get(assignment, (None, None))
+        return blob if of is parcel else outputs.pack(parcel)
 
 
 class Handling:
@@ -80,9 +95,11 @@ class Handling:
         *,
         careful: bool,
         mark: Mark | None,
+        meanwhile: Callable[[], None],
     ) -> None:
         self._session = session
         self._mark = mark
+        self._meanwhile: Callable[[], None] | None = meanwhile  # called once, while Postgres is at something
         self._told: Assignment | None = None  # whose records were told to be at work
         self._judge = judge
         # Where a failure has consequences for what comes after it, the batch is run again with it.
@@ -110,6 +127,7 @@ class Handling:
 
     async def run(self) -> None:
         """Call the handlers. Raises HandlerError around whatever came out of one or its queued writes."""
+        when_waiting = asyncio.get_running_loop().call_soon(self._use_the_time)
         async with self._telling():
             try:
                 for route, indices in self._runs():
@@ -120,16 +138,26 @@ class Handling:
                         await self._tell(piece)
                         await self._handle(route, piece)
                     self._collect()
+                when_waiting.cancel()
                 await self._flush_and_encode()
             finally:
+                when_waiting.cancel()
                 self._queue.close()
+
+    def _use_the_time(self) -> None:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
 
     async def _flush_and_encode(self) -> None:
         """While Postgres is at what was queued, what batch handlers gave is encoded: neither needs the other."""
         flushing = asyncio.create_task(self._queue.flush())
         try:
             await asyncio.sleep(0)  # the first statement goes out now
+            self._use_the_time()
+            await asyncio.sleep(0)
             self._take_given()
+            self._work.pack()
         finally:
             await flushing
 

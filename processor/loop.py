@@ -401,9 +401,8 @@ class Line:
             claims,
             careful=self._careful > 0,
             mark=self._mark if cautious else None,
+            meanwhile=lambda: None if told(records) else self._ahead.start(self._last_took),
         )
-        if not told(records):
-            self._ahead.start(self._last_took)
         # The last thing to wait for: whoever has it waits for nobody who wants it.
         await self._until_free(connection)
         try:
@@ -498,7 +497,7 @@ class Line:
                 assignment.epoch,
                 assignment.position,
                 next_offset,
-                outputs.pack(work.outgoing[assignment]) if assignment in work.outgoing else None,
+                work.packed(assignment),
                 assignment.published,
                 assignment.caution > 1,
             )

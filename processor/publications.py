@@ -30,7 +30,7 @@ log = structlog.get_logger()
 # So many batches share a transaction at most, and while it is under way, so many more may be committed.
 TOGETHER = 4
 # However long a batch may linger for records: readers do not wait longer than this for outputs that are done.
-LONGEST_HOLD_SECONDS = 0.1
+LONGEST_HOLD_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)

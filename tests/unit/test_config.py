@@ -706,10 +706,10 @@ def test_a_profile_stands_for_values_of_batch_and_each_can_still_be_set(tmp_path
 
     assert batch() == batch('profile = "balanced"') == (1000, 20)
     assert batch('profile = "latency"') == (200, 0)
-    assert batch('profile = "throughput"') == batch(PROCESSOR_PROFILE="throughput") == (4000, 100)
-    assert batch('profile = "latency"', PROCESSOR_PROFILE="throughput") == (4000, 100)
-    assert batch('profile = "throughput"', "max_messages = 7") == (7, 100)
-    assert batch('profile = "throughput"', PROCESSOR_BATCH__MAX_MESSAGES="7") == (7, 100)
+    assert batch('profile = "throughput"') == batch(PROCESSOR_PROFILE="throughput") == (4000, 200)
+    assert batch('profile = "latency"', PROCESSOR_PROFILE="throughput") == (4000, 200)
+    assert batch('profile = "throughput"', "max_messages = 7") == (7, 200)
+    assert batch('profile = "throughput"', PROCESSOR_BATCH__MAX_MESSAGES="7") == (7, 200)
     assert batch('profile = "throughput"', "max_messages = 8", PROCESSOR_BATCH__LINGER_MS="3") == (8, 3)
 
 

@@ -1,0 +1,209 @@
+"""Batches that are committed in Postgres and wait for Kafka: several in one transaction, none lost, none for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from processor import Database, Messages, publications
+from processor.engine import Engine
+from processor.errors import BatchAborted
+from processor.publications import TOGETHER
+from tests.integration.conftest import MakeBench
+from tests.support import handlers
+from tests.support.bench import Bench, Sent
+from tests.support.logs import events
+
+SIZE = 10  # of a batch
+BATCH = {"max_messages": SIZE, "linger_ms": 60_000}
+FULL = 2 * TOGETHER - 1  # batches behind the first, which has one message: with it, as many as two transactions take
+
+
+def records(count: int, first: int = 0) -> list[Sent]:
+    return [Sent({"what": f"m{n}"}, b"k", id=f"m{n}") for n in range(first, first + count)]
+
+
+def whats(count: int) -> list[str]:
+    return [f"m{n}" for n in range(count)]
+
+
+def said(bench: Bench) -> list[str]:
+    return [value["what"] for _, value, _ in bench.outputs()]
+
+
+class Kafka:
+    """Stands before the publisher: counts what goes by, and holds it up or refuses it when told so."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        (line,) = engine._lines
+        self._publish = line._publisher.publish
+        self.open = asyncio.Event()
+        self.refuses_after: int | None = None  # so many transactions, and only once
+        self.refused = False
+        self.sent: list[int] = []  # outputs of each transaction
+        self.waiting = 0
+        monkeypatch.setattr(line._publisher, "publish", self._watched)
+
+    async def _watched(self, parcels: Sequence[Any], *arguments: Any) -> None:
+        outputs = sum(map(len, parcels))
+        if outputs:
+            self.waiting += 1
+            await self.open.wait()
+            self.waiting -= 1
+            if self.refuses_after == len(self.sent):
+                self.refuses_after, self.refused = None, True
+                raise BatchAborted("as told")
+            self.sent.append(outputs)
+        await self._publish(parcels, *arguments)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is tested ends the waiting for company, never the clock."""
+    monkeypatch.setattr(publications, "LONGEST_HOLD_SECONDS", 3600.0)
+
+
+async def behind_the_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, batches: int = FULL, held: str = "m0"
+) -> Kafka:
+    """The first message is a batch of its own; so many full ones are at hand behind it.
+
+    The batch with the message that is `held` stays in its handler until the gate opens.
+    """
+    (engine,) = bench.engines
+    await bench.until(engine._source.fetching, "reading")
+    kafka = Kafka(engine, monkeypatch)
+    first, gate = asyncio.Event(), handlers.gate
+
+    async def hold(messages: Messages[Any], db: Database) -> None:
+        if "m0" in messages.ids:
+            await first.wait()
+        if held in messages.ids:
+            await gate.wait()
+
+    monkeypatch.setattr(handlers, "meet", hold)
+    bench.send(records(1))
+    await bench.until(lambda: handlers.calls["m0"], "the first one is in its handler")
+    bench.send(records(batches * SIZE, 1))
+    await bench.until(lambda: engine._source.buffered == batches * SIZE, "the others are read")
+    first.set()
+    return kafka
+
+
+async def test_under_a_backlog_batches_share_a_kafka_transaction(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench("by_column", batch=BATCH)
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch)
+        kafka.open.set()
+        handlers.gate.set()
+        await b.done()
+        await b.until(lambda: _nothing_stored(b), "forgotten when idle")
+    assert kafka.sent == [1 + (TOGETHER - 1) * SIZE, TOGETHER * SIZE]
+    assert said(b) == await b.effects() == whats(1 + FULL * SIZE)
+
+
+async def test_what_nothing_follows_is_published_at_once(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench("by_column", batch=BATCH)
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch, batches=0)
+        kafka.open.set()
+        handlers.gate.set()
+        await b.done()
+        for n in range(1, 3):
+            b.send(records(1, n))
+            await b.done()
+    assert kafka.sent == [1, 1, 1]
+
+
+async def test_a_batch_that_waits_for_company_does_not_wait_longer_than_it_may(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full batch is at hand, and its handler takes for ever."""
+    monkeypatch.setattr(publications, "LONGEST_HOLD_SECONDS", 0.05)
+    b = bench("by_column", batch=BATCH)
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch, batches=1, held="m1")
+        kafka.open.set()
+        await b.until(lambda: kafka.sent == [1], "the first one published, the second one in its handler")
+        handlers.gate.set()
+        await b.done()
+    assert said(b) == whats(1 + SIZE)
+
+
+async def test_what_may_be_between_the_two_systems_is_bounded(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench("by_column", batch=BATCH)
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch, batches=2 * FULL)
+        (line,) = b.engines[0]._lines
+        held_up = asyncio.Event()
+        wait = line._publications._next
+
+        async def watched() -> None:
+            held_up.set()
+            await wait()
+
+        monkeypatch.setattr(line._publications, "_next", watched)
+        handlers.gate.set()
+        await b.until(held_up.is_set, "no room")
+        assert len(await b.rows("SELECT FROM unsent")) == 2 * TOGETHER
+        assert await b.effects() == whats(1 + FULL * SIZE)
+        kafka.open.set()
+        await b.done()
+    assert said(b) == await b.effects() == whats(1 + 2 * FULL * SIZE)
+
+
+@pytest.mark.parametrize("published_before", [False, True])
+async def test_batches_that_kafka_refused_are_sent_from_the_store_in_their_order_and_not_handled_again(
+    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch, published_before: bool
+) -> None:
+    b = bench("by_column", batch=BATCH)
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch, batches=2 * FULL)
+        kafka.refuses_after = int(published_before)
+        kafka.open.set()
+        handlers.gate.set()
+        await b.done()
+    assert kafka.refused
+    assert len(events(logs, "starting_over")) == 1
+    (stored,) = [event["outputs"] for event in events(logs, "stored_outputs_sent")]
+    assert stored > SIZE, "of several batches"
+    published = 1 + (TOGETHER - 1) * SIZE if published_before else 0
+    assert {handlers.calls[f"m{n}"] for n in range(published + stored)} == {1}, "no handler ran again"
+    assert said(b) == await b.effects() == whats(1 + 2 * FULL * SIZE)
+
+
+async def test_process_that_ends_with_several_batches_unpublished_leaves_them_to_the_next(
+    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench("by_column", batch=BATCH, kafka={"revoke_timeout_ms": 100})
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch)
+        handlers.gate.set()
+        await b.until(lambda: kafka.waiting, "publishing")
+        await b.until(lambda: _stored(b, 2 * TOGETHER), "the others committed meanwhile")
+        (task,) = b._tasks
+        task.cancel()
+        await asyncio.wait({task})
+        b._tasks.clear()
+    assert said(b) == []
+    await b.run_until_done()
+    found = [event["found"] for event in events(logs, "partition_ready")]
+    assert found == ["first_start", "died_between_commits"]
+    assert [event["outputs"] for event in events(logs, "stored_outputs_sent")] == [1 + FULL * SIZE]
+    assert set(handlers.calls.values()) == {1}, "no handler ran again"
+    assert said(b) == await b.effects() == whats(1 + FULL * SIZE)
+
+
+async def _stored(bench: Bench, batches: int) -> bool:
+    return len(await bench.rows("SELECT FROM unsent")) == batches
+
+
+async def _nothing_stored(bench: Bench) -> bool:
+    return await _stored(bench, 0)
