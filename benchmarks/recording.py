@@ -53,7 +53,6 @@ def _record(site: Site, feed: Feed, workers: int, folder: Path) -> list[Recordin
         "",
         module="benchmarks.recorder",
         workers=workers,
-        settings={"batch": {"in_flight": 1}},  # one transaction after the other, as they are replayed
         environment={FOLDER: str(folder)},
     )
     run = measure(site, subject, feed, 0)

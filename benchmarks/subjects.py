@@ -86,8 +86,7 @@ BATCH = Processor("batch", "processor, batch handler")
 SUBJECTS = (
     BARE,
     BATCH,
-    # As README says of several workers on the same hot rows.
-    Processor("batch-2", "processor, batch handler, 2 workers", workers=2, settings={"batch": {"in_flight": 1}}),
+    Processor("batch-2", "processor, batch handler, 2 workers", workers=2),
     Processor("objects", "processor, batch handler, a list of messages", handler="objects"),
     Processor("collect", "processor, per message: collect", handler="collect"),
     Processor("write", "processor, per message: write", handler="write", share=0.5),

@@ -327,9 +327,9 @@ class DatabaseSettings(_Table):
 
 # What a profile stands for; each value can still be set by itself.
 PROFILES: Mapping[str, Mapping[str, int]] = {
-    "latency": {"max_messages": 200, "linger_ms": 0, "in_flight": 1},
-    "balanced": {"max_messages": 1000, "linger_ms": 20, "in_flight": 1},
-    "throughput": {"max_messages": 4000, "linger_ms": 200, "in_flight": 2},
+    "latency": {"max_messages": 200, "linger_ms": 0},
+    "balanced": {"max_messages": 1000, "linger_ms": 20},
+    "throughput": {"max_messages": 4000, "linger_ms": 200},
 }
 
 
@@ -337,7 +337,7 @@ class BatchSettings(_Table):
     max_messages: int = Field(default=PROFILES["balanced"]["max_messages"], gt=0, le=100_000)
     max_bytes: int = Field(default=4_194_304, gt=0)
     linger_ms: int = Field(default=PROFILES["balanced"]["linger_ms"], ge=0, le=60_000)
-    in_flight: int = Field(default=PROFILES["balanced"]["in_flight"], ge=1, le=16)
+    in_flight: int = Field(default=1, ge=1, le=16)
     buffer_bytes: int = Field(default=33_554_432, gt=0, validate_default=True)
 
     @field_validator("buffer_bytes")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -160,6 +161,10 @@ class Line:
                 except Trouble as error:
                     await self._start_over(error)
             await self._finish()
+        except Halt:
+            with suppress(*Trouble):  # else the next start does it
+                await self._publications.finish()
+            raise
         finally:
             self._holding.close()
             beside = [*self._recoveries, *([reaper] if reaper else ())]

@@ -64,7 +64,8 @@ class Publications:
 
     @property
     def idle(self) -> bool:
-        return self._task is None and not self._waiting
+        """Whether there is nothing to wait for."""
+        return self._failure is not None or (self._task is None and not self._waiting)
 
     def add(self, batch: Batch, *, more: bool) -> None:
         """Publish a batch; with `more` at hand, together with those that follow within a moment."""
@@ -100,16 +101,17 @@ class Publications:
 
     async def abandon(self) -> None:
         """Leave to recovery what is not published yet."""
-        self._stop_timer()
-        self._release(self._waiting)
-        self._waiting = []
-        self._hurried = False
+        self.close()
         if self._task is not None:
             await asyncio.wait({self._task})
         self._failure = None  # it is the trouble we are in, or settled by recovery
 
     def close(self) -> None:
+        """Begin nothing more."""
         self._stop_timer()
+        self._release(self._waiting)
+        self._waiting = []
+        self._hurried = False
 
     async def _next(self) -> None:
         self.hurry()

@@ -11,16 +11,18 @@ from tests.conftest import Deploy, Start
 
 BACKLOG = 40_000
 # Inside the claim, with all of a batch's rows written, between the commits, and in the middle of publishing.
-KILLS = [("after_claim", 2), ("after_postgres_commit", 2), ("after_produce", 3)]
+# Between the commits with several batches that wait for Kafka together.
+KILLS = [("after_claim", 2), ("after_postgres_commit", 3), ("after_produce", 2), ("before_kafka_commit", 2)]
 RANDOM_KILLS = 2
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize(("protocol", "in_flight"), [("classic", 1), ("consumer", 2)])
 def test_killed_at_full_speed_in_the_middle_of_a_backlog_each_order_counts_once(
-    protocol: str, deployment: Deploy, start: Start, subtests: pytest.Subtests
+    protocol: str, in_flight: int, deployment: Deploy, start: Start, subtests: pytest.Subtests
 ) -> None:
     """Thousands of records in each transaction, and the next ones read, decoded and claimed beside its publication."""
-    deployed = deployment(protocol=protocol, handler="reserve_many", settings={"profile": "throughput", "batch": None})
+    settings = {"profile": "throughput", "batch": {"max_messages": 2000, "in_flight": in_flight}}
+    deployed = deployment(protocol=protocol, handler="reserve_many", settings=settings)
     verifier = deployed.verifier()
     feed = deployed.feed()
     feed.send(BACKLOG)

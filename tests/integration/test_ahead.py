@@ -127,7 +127,8 @@ def on_batch_with(monkeypatch: pytest.MonkeyPatch, id_: str, do: Meet) -> None:
 
 
 async def claimed(engine: Engine) -> None:
-    """Until the claim ahead of the batch at hand is made."""
+    """Until the claim ahead of the batch at hand is made; it begins when a handler waits for the first time."""
+    await asyncio.sleep(0)
     task = engine._lines[0]._ahead._claim
     assert task is not None, "nothing is claimed ahead"
     await asyncio.wait({task})
@@ -677,6 +678,7 @@ async def test_records_of_a_partition_with_a_history_are_handled_though_they_wer
 
     async def send(messages: Messages[Any], db: Database) -> None:
         source = b.engines[0]._source
+        await claimed(b.engines[0])
         there = source.buffered
         await asyncio.to_thread(b.send, numbered(half, half, partition=1))
         await b.until(lambda: source.buffered == there + half, "those of partition 1 are read")
