@@ -25,10 +25,8 @@ log = structlog.get_logger()
 
 # The part of the stop time-out in which the batch may finish; the rest is for rolling back and leaving.
 GRACE = 0.7
-# The interpreter's defaults look through everything in flight far too often, and let a thread wait for its turn for
-# up to 5 ms: longer than Postgres takes for most statements.
+# The interpreter's default looks through everything in flight far too often.
 GC_THRESHOLD = 50_000
-SWITCH_SECONDS = 0.001
 
 
 def run(settings: Settings, workers: int = 1) -> int:
@@ -43,10 +41,9 @@ def run(settings: Settings, workers: int = 1) -> int:
 
 
 def _tune_interpreter() -> None:
-    """For thousands of records in flight, decoded on one thread while another one waits for Postgres' next answer."""
+    """For thousands of records in flight."""
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
