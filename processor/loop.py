@@ -11,6 +11,7 @@ A line has a share of the partitions to itself. An engine has one line, or sever
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -39,7 +40,7 @@ from processor.postgres import Session
 from processor.publications import Batch as Committed
 from processor.publications import Publications, still_owned
 from processor.records import Partition, Record
-from processor.spans import assignments_of, ends_of, sizes_of, told
+from processor.spans import assignments_of, ends_of, sizes_of, told, usual
 from processor.transaction import Offset, Publisher
 from processor.turns import Turns
 
@@ -68,6 +69,11 @@ ABANDON_SECONDS = 2.0
 CAREFUL_BATCHES = 64
 # So often a batch is run again in place when nobody is to blame; after that somebody is looked for.
 TRIES_IN_PLACE = 3
+# How long a thread keeps the interpreter while another one wants it. Who waits for many small answers wants it soon;
+# where a few large statements are all, threads that change places less often have more done.
+PROMPT_SECONDS = 0.001
+LEISURELY_SECONDS = 0.005
+LARGE_BATCH = 500
 
 
 @dataclass(slots=True)
@@ -350,6 +356,7 @@ class Line:
         recovery repairs. Reversed, the offset would pass work that Postgres then forgets.
         """
         began = asyncio.get_running_loop().time()
+        sys.setswitchinterval(_pace(records))
         await self._ahead.ready()
         async with self._ahead.session.use() as connection:
             try:
@@ -765,6 +772,12 @@ class Line:
 def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assignment) -> list[bool]:
     """Who failed, for the budget. What an operator sends once more was counted the first time."""
     return [record in failed for record in records if record.assignment is assignment and not record.redriven]
+
+
+def _pace(records: Sequence[Record]) -> float:
+    bulk = usual(records)
+    large = bulk is not None and bulk.route.takes_batch and len(bulk) >= LARGE_BATCH
+    return LEISURELY_SECONDS if large else PROMPT_SECONDS
 
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.
