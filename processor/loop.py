@@ -40,7 +40,7 @@ from processor.postgres import Session
 from processor.publications import Batch as Committed
 from processor.publications import Publications, still_owned
 from processor.records import Partition, Record
-from processor.spans import assignments_of, ends_of, sizes_of, told, usual
+from processor.spans import assignments_of, ends_of, sizes_of, told
 from processor.transaction import Offset, Publisher
 from processor.turns import Turns
 
@@ -71,9 +71,9 @@ CAREFUL_BATCHES = 64
 TRIES_IN_PLACE = 3
 # How long a thread keeps the interpreter while another one wants it. Who waits for many small answers wants it soon;
 # where a few large statements are all, threads that change places less often have more done.
-PROMPT_SECONDS = 0.001
+PROMPT_SECONDS = 0.0002
 LEISURELY_SECONDS = 0.005
-LARGE_BATCH = 500
+FEW_ANSWERS = 16
 
 
 @dataclass(slots=True)
@@ -356,7 +356,6 @@ class Line:
         recovery repairs. Reversed, the offset would pass work that Postgres then forgets.
         """
         began = asyncio.get_running_loop().time()
-        sys.setswitchinterval(_pace(records))
         await self._ahead.ready()
         async with self._ahead.session.use() as connection:
             try:
@@ -421,6 +420,8 @@ class Line:
             await handling.run()
         finally:
             self._handlers.release()
+        # For the batches that follow: they will want about as many.
+        sys.setswitchinterval(LEISURELY_SECONDS if handling.answers <= FEW_ANSWERS else PROMPT_SECONDS)
         return await handling.work()
 
     async def _until_free(self, connection: Connection[Row]) -> None:
@@ -772,12 +773,6 @@ class Line:
 def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assignment) -> list[bool]:
     """Who failed, for the budget. What an operator sends once more was counted the first time."""
     return [record in failed for record in records if record.assignment is assignment and not record.redriven]
-
-
-def _pace(records: Sequence[Record]) -> float:
-    bulk = usual(records)
-    large = bulk is not None and bulk.route.takes_batch and len(bulk) >= LARGE_BATCH
-    return LEISURELY_SECONDS if large else PROMPT_SECONDS
 
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.
