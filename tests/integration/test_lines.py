@@ -201,7 +201,7 @@ async def test_partitions_that_are_halted_end_the_process_only_when_all_are(
 async def test_line_that_waits_for_its_turn_longer_than_a_transaction_may_be_idle_keeps_it(
     bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    b = bench("by_column", partitions=2, batch=LINES, database={"idle_in_transaction_timeout_ms": 600})
+    b = bench("by_column", partitions=2, batch=LINES, database={"idle_in_transaction_timeout_ms": 1500})
     waiting = asyncio.Event()
     until_free = Line._until_free
 
@@ -212,8 +212,9 @@ async def test_line_that_waits_for_its_turn_longer_than_a_transaction_may_be_idl
 
     async def stall(messages: Messages[Any], db: Database) -> None:
         if "0.0" in messages.ids:
-            await waiting.wait()
-            for _ in range(6):  # much longer than the other's transaction may be idle
+            while not waiting.is_set():  # its own transaction must not be idle either
+                await db.execute("SELECT pg_sleep(0.05)")
+            for _ in range(8):  # much longer than the other's transaction may be idle
                 await db.execute("SELECT pg_sleep(0.3)")
 
     monkeypatch.setattr(Line, "_until_free", watched)
