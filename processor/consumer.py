@@ -17,15 +17,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from processor.buffer import Buffer, memory
 from processor.errors import Halt, ProcessorError
 from processor.records import Partition
 from processor.spans import Records, Span
@@ -47,8 +46,6 @@ MEMBERSHIP_SECONDS = 0.1
 BITE_SECONDS = 0.02
 # How long to wait for a full buffer to be emptied before the partitions are paused.
 FULL_SECONDS = 1.0
-# What a buffered record costs besides its bytes.
-RECORD_OVERHEAD = 600
 
 _OUT_OF_LOG = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001
 _FORBIDDEN = (
@@ -82,7 +79,7 @@ class Assignment:
     parked_keys: set[bytes] = field(default_factory=set)  # of which later messages have to wait
     attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox
     budget: Budget | None = None
-    buffer: deque[Span] = field(default_factory=deque)
+    buffer: Buffer = field(default_factory=Buffer)
     reading: int = 0  # which one it is: the first, or one that began anew after what was read ahead was forgotten
 
 
@@ -111,25 +108,24 @@ class Share:
         return self.records >= max_records or self.bytes >= max_bytes
 
     def take(self, max_records: int, max_bytes: int) -> Records:
-        """The next batch: a fair share of each partition, in offset order within it.
+        """The next batch: all that is there, or as much as it holds of the partitions whose turn it is.
 
-        Its assignments are in use until released.
+        In offset order within each. Its assignments are in use until released.
         """
         taken: list[Span] = []
         records, size = 0, 0
         with self._source.changed:
-            ready = [assignment for assignment in self.owned() if assignment.buffer]
-            # Another one is served first each time, so that no partition starves when the bytes run out.
+            ready = [assignment for assignment in self.owned() if assignment.buffer.records]
+            # Another one is served first each time, so that none starves. To take of each a little would be as fair in
+            # the end, but every batch would be in as many pieces, in the ledger as in memory.
             self._first = (self._first + 1) % max(1, len(ready))
-            ready = ready[self._first :] + ready[: self._first]
-            for index, assignment in enumerate(ready):
-                share = -(-(max_records - records) // (len(ready) - index))
-                for span in _first_of(assignment.buffer, share, max_bytes - size):
-                    taken.append(span)
-                    records += len(span)
-                    size += sum(span.sizes)
+            for assignment in ready[self._first :] + ready[: self._first]:
+                spans = assignment.buffer.take(max_records - records, max_bytes - size)
+                taken += spans
+                records += sum(map(len, spans))
+                size += sum(span.size for span in spans)
             self.records -= records
-            self.bytes -= size + RECORD_OVERHEAD * records
+            self.bytes -= memory(taken)
             readings = {span.assignment: span.assignment.reading for span in taken}
             for assignment in readings:
                 assignment.users += 1
@@ -346,8 +342,8 @@ class Source:
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
         assignment.reading += 1
-        assignment.share.records -= sum(map(len, assignment.buffer))
-        assignment.share.bytes -= _bytes_of(assignment.buffer)
+        assignment.share.records -= assignment.buffer.records
+        assignment.share.bytes -= assignment.buffer.bytes
         assignment.buffer.clear()
 
     def _serve_requests(self) -> None:
@@ -428,7 +424,7 @@ class Source:
                 if assignment.fetching:
                     assignment.buffer.extend(spans)
                     assignment.share.records += sum(map(len, spans))
-                    assignment.share.bytes += _bytes_of(spans)
+                    assignment.share.bytes += memory(spans)
         self._wake()
 
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
@@ -445,25 +441,6 @@ class Source:
 
 class ConsumerDied(ProcessorError):
     """librdkafka's consumer reported a fatal error; a new process starts clean."""
-
-
-def _first_of(buffer: deque[Span], most: int, max_bytes: int) -> Iterator[Span]:
-    """Take so many records from a buffer, those that begin within the limit; the limit of a whole batch is above 0."""
-    while buffer and most > 0 and max_bytes > 0:
-        span = buffer.popleft()
-        fits = len(span)
-        if sum(span.sizes) > max_bytes:
-            fits = sum(before < max_bytes for before in accumulate(span.sizes[:-1], initial=0))
-        if min(most, fits) < len(span):
-            span, rest = span.split(min(most, fits))
-            buffer.appendleft(rest)
-        most -= len(span)
-        max_bytes -= sum(span.sizes)
-        yield span
-
-
-def _bytes_of(spans: Iterable[Span]) -> int:
-    return sum(sum(span.sizes) + RECORD_OVERHEAD * len(span) for span in spans)
 
 
 def _partition(partition: TopicPartition) -> Partition:

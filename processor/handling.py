@@ -248,8 +248,7 @@ class Handling:
         if not route.by_column:
             argument = messages()
         elif bulk is not None:
-            column = bulk.column
-            argument = Messages(column("ids"), column("keys"), column("values"), column("headers"), messages)
+            argument = Messages(len(bulk), bulk.column, messages)
         else:
             argument = Messages.of(messages())
         with Watch() as watch:
@@ -421,7 +420,8 @@ class Handling:
     def _add(self, where: Sequence[int], parcel: Parcel) -> None:
         """Give each partition its share; `where` tells the records that are answered, in order."""
         for assignment, start, end in self._stretches:
-            share = parcel.part(bisect_left(where, start), bisect_left(where, end))
+            first, last = bisect_left(where, start), bisect_left(where, end)
+            share = parcel if last - first == len(parcel) else parcel.part(first, last)
             if assignment.silent_below:
                 share = share.only([at for at, o in enumerate(share.offsets) if o >= assignment.silent_below])
             if len(share):

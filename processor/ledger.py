@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from processor.records import Partition
 
@@ -74,7 +74,10 @@ ADVANCE = """
         INSERT INTO unsent (source, next_offset, outputs)
         SELECT source, next, outputs FROM mine WHERE outputs IS NOT NULL
     ), sent AS (
-        DELETE FROM unsent u USING mine WHERE u.source = mine.source AND u.next_offset <= mine.published
+        DELETE FROM unsent u
+        USING ledger l JOIN unnest($10::integer[], $11::bigint[], $12::bigint[]) AS p(source, epoch, published)
+              ON l.source = p.source AND l.epoch = p.epoch
+        WHERE u.source = l.source AND u.next_offset <= p.published
     )
     UPDATE ledger l SET first_offset = mine.published, next_offset = mine.next,
                         updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END,
@@ -129,6 +132,14 @@ class Advance:
     outputs: bytes | None
     published: int  # everything below is known to be in Kafka
     cautious: bool = False  # still looking for the record that killed our predecessors
+
+
+class Sent(NamedTuple):
+    """Below which position Kafka is known to have the outputs of a partition."""
+
+    source: int
+    epoch: int
+    published: int
 
 
 class Ledger:
@@ -199,8 +210,13 @@ class Ledger:
         first, end = (offsets.start, offsets.stop) if offsets else (None, None)
         await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, first, end)
 
-    async def advance(self, connection: Connection[Row], batch: Sequence[Advance]) -> set[Partition]:
-        """Record a batch in the open transaction; a partition missing from the answer has another owner."""
+    async def advance(
+        self, connection: Connection[Row], batch: Sequence[Advance], sent: Sequence[Sent]
+    ) -> set[Partition]:
+        """Record a batch in the open transaction; a partition missing from the answer has another owner.
+
+        Stored outputs that were `sent`, of whichever partition, are forgotten.
+        """
         rows = await connection.fetch(
             ADVANCE,
             self._consumer,
@@ -212,6 +228,7 @@ class Ledger:
             [share.outputs for share in batch],
             [share.cautious for share in batch],
             [share.published for share in batch],
+            *_columns(sent),
         )
         return {Partition(row["topic"], row["partition"]) for row in rows}
 
@@ -219,6 +236,10 @@ class Ledger:
         found = await connection.fetchval(REPOSITION, self._consumer, partition.topic, partition.number, epoch, offset)
         return found is not None
 
-    async def mark_sent(self, connection: Connection[Row], sent: Sequence[tuple[int, int, int]]) -> None:
-        """Forget outputs that Kafka is known to have: source, epoch, and the position below which it has them."""
-        await connection.execute(MARK_SENT, *map(list, zip(*sent, strict=True)))
+    async def mark_sent(self, connection: Connection[Row], sent: Sequence[Sent]) -> None:
+        """Forget outputs that Kafka is known to have."""
+        await connection.execute(MARK_SENT, *_columns(sent))
+
+
+def _columns(sent: Sequence[Sent]) -> tuple[list[int], list[int], list[int]]:
+    return [one.source for one in sent], [one.epoch for one in sent], [one.published for one in sent]

@@ -34,7 +34,7 @@ from processor.failures import Kind
 from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
 from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
-from processor.ledger import Advance
+from processor.ledger import Advance, Sent
 from processor.outputs import Parcel
 from processor.postgres import Session
 from processor.publications import Batch as Committed
@@ -138,7 +138,7 @@ class Line:
         self._last_took = 0.0  # seconds
         self._publications = Publications(settings.batch, self._source, self._publisher, self._share.news.set)
         self._recoveries: set[asyncio.Task[None]] = set()
-        self._unmarked: set[Assignment] = set()  # those of which outputs are stored
+        self._unmarked: dict[Assignment, int] = {}  # of which outputs are stored, and up to where
         self._careful = 0
         self._stopping = False
         self._backlog = False
@@ -377,8 +377,8 @@ class Line:
                     await self._inbox.forget(connection, records)
                 await self._publications.room()
                 failpoints.reach("before_ledger")
-                shares = self._shares(records, work)
-                await self._advance(connection, shares)
+                shares, sent = self._shares(records, work), self._sent()
+                await self._advance(connection, shares, sent)
                 failpoints.reach("after_ledger")
             except Exception as error:
                 await self._roll_back(connection)
@@ -395,9 +395,10 @@ class Line:
         self._last_took = asyncio.get_running_loop().time() - began
         self._turns.committed()
         self._careful = CAREFUL_BATCHES if failed and self._careful else max(0, self._careful - 1)
+        self._forgotten(sent)
         self._advanced(shares, records, failed)
         parking.remember(undone, park=self._parks)
-        self._unmarked.update(assignment for assignment, share in shares.items() if share.outputs is not None)
+        self._unmarked |= {assignment: share.next_offset for assignment, share in shares.items() if share.outputs}
         parcels = [work.outgoing[assignment] for assignment in shares if assignment in work.outgoing]
         self._publications.add(Committed(shares, parcels), more=self._has_more())
         self._count(records, claims, failed, parked, work)
@@ -517,8 +518,10 @@ class Line:
             for assignment, next_offset in ends_of(records).items()
         }
 
-    async def _advance(self, connection: Connection[Row], shares: dict[Assignment, Advance]) -> None:
-        ours = await self._ledger.advance(connection, list(shares.values()))
+    async def _advance(
+        self, connection: Connection[Row], shares: dict[Assignment, Advance], sent: dict[Assignment, Sent]
+    ) -> None:
+        ours = await self._ledger.advance(connection, list(shares.values()), list(sent.values()))
         others = [str(share.partition) for share in shares.values() if share.partition not in ours]
         if others:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
@@ -588,11 +591,20 @@ class Line:
     async def _mark_sent(self) -> None:
         """Let the ledger forget outputs that Kafka has, so that an operator's rewind does not send them again."""
         await self._publications.finish()
-        sent = [(a.source, a.epoch, a.published) for a in self._unmarked if a.owned]
-        self._unmarked.clear()
+        sent = self._sent()
         if sent:
             async with self._control.use() as connection:
-                await self._ledger.mark_sent(connection, sent)
+                await self._ledger.mark_sent(connection, list(sent.values()))
+        self._unmarked.clear()
+
+    def _sent(self) -> dict[Assignment, Sent]:
+        """How much of what is stored Kafka is known to have."""
+        return {a: Sent(a.source, a.epoch, a.published) for a in self._unmarked if a.owned}
+
+    def _forgotten(self, sent: dict[Assignment, Sent]) -> None:
+        for assignment, one in sent.items():
+            if self._unmarked[assignment] <= one.published:
+                del self._unmarked[assignment]
 
     # --- taking partitions, and the way back from trouble ---
 
@@ -693,7 +705,7 @@ class Line:
             assignment.silent_below = step.silent_below
             assignment.published = step.start
             if assignment.partition in rows and rows[assignment.partition].unsent:
-                self._unmarked.add(assignment)
+                self._unmarked[assignment] = step.start
             assignment.known = True
             if assignment in self._holding:
                 assignment.position = step.start

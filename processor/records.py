@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -69,32 +70,36 @@ class Message(Generic[T]):
 class Messages(Sequence[Message[T]]):
     """The messages of a batch; by the column, which is several times as fast, or one by one like any sequence."""
 
-    def __init__(
-        self,
-        ids: list[str],
-        keys: list[bytes | None],
-        values: list[T],
-        headers: list[Headers],
-        make: Callable[[], list[Message[T]]],
-    ) -> None:
-        self.ids = ids
-        self.keys = keys
-        self.values = values
-        self.headers = headers
+    def __init__(self, count: int, column: Callable[[str], list[Any]], make: Callable[[], list[Message[T]]]) -> None:
+        self._count = count
+        self._column = column
         self._make = make
 
     @classmethod
     def of(cls, messages: list[Message[T]]) -> Messages[T]:
-        return cls(
-            [message.id for message in messages],
-            [message.key for message in messages],
-            [message.value for message in messages],
-            [message.headers for message in messages],
-            lambda: messages,
-        )
+        columns = {"ids": "id", "keys": "key", "values": "value", "headers": "headers"}
+        return cls(len(messages), lambda name: list(map(attrgetter(columns[name]), messages)), lambda: messages)
+
+    # Each is a copy, and made when it is asked for: whoever gets it may do with it what they like.
+
+    @cached_property
+    def ids(self) -> list[str]:
+        return list(self._column("ids"))
+
+    @cached_property
+    def keys(self) -> list[bytes | None]:
+        return list(self._column("keys"))
+
+    @cached_property
+    def values(self) -> list[T]:
+        return list(self._column("values"))
+
+    @cached_property
+    def headers(self) -> list[Headers]:
+        return list(self._column("headers"))
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> Message[T]: ...

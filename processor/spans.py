@@ -8,7 +8,7 @@ failed, it has to wait, it was tried before) asks for it as a `Record`; from the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -37,6 +37,7 @@ class Usual:
     payloads: list[bytes]
     checksums: list[int]
     sizes: list[int]
+    size: int = field(init=False)  # of all
     _messages: list[Message[Any]] | None = None
     _records: list[Record] | None = None
 
@@ -48,11 +49,14 @@ class Usual:
         """Whether there are records by now, which may tell something else."""
         return self._records is not None
 
-    def split(self, size: int) -> tuple[Usual, Usual]:
-        """The first so many, and the others; nothing has been made of any of them yet."""
-        columns = _columns(self)
-        first, rest = [column[:size] for column in columns], [column[size:] for column in columns]
-        return Usual(self.assignment, self.route, *first), Usual(self.assignment, self.route, *rest)
+    def __post_init__(self) -> None:
+        self.size = sum(self.sizes)
+
+    def part(self, start: int, end: int) -> Usual:
+        """Some of them; nothing has been made of any yet."""
+        if end - start == len(self):
+            return self
+        return Usual(self.assignment, self.route, *(column[start:end] for column in _columns(self)))
 
     def messages(self) -> list[Message[Any]]:
         if self._messages is None:
@@ -113,13 +117,14 @@ class Unusual:
     def __init__(self, assignment: Assignment, records: list[Record]) -> None:
         self.assignment = assignment
         self.sizes = [record.size for record in records]
+        self.size = sum(self.sizes)
         self._records = records
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def split(self, size: int) -> tuple[Unusual, Unusual]:
-        return Unusual(self.assignment, self._records[:size]), Unusual(self.assignment, self._records[size:])
+    def part(self, start: int, end: int) -> Unusual:
+        return Unusual(self.assignment, self._records[start:end])
 
     def messages(self) -> list[Message[Any]]:
         return [record.message for record in self._records]
@@ -173,7 +178,10 @@ class Bulk:
         return sum(map(len, self.spans))
 
     def column(self, name: str) -> list[Any]:
-        """A list of its own: whoever gets it may do with it what they like."""
+        """To be looked at: it may be a span's own."""
+        if len(self.spans) == 1:
+            column: list[Any] = getattr(self.spans[0], name)
+            return column
         return list(chain.from_iterable(map(attrgetter(name), self.spans)))
 
     def messages(self) -> list[Message[Any]]:

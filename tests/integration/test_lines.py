@@ -114,14 +114,14 @@ async def test_one_line_is_with_its_handlers_while_another_commits(
         for partition in partition_of(messages):
             called[partition].set()
 
-    async def wait_for_the_other(self: Line, connection: Any, shares: Any) -> None:
+    async def wait_for_the_other(self: Line, connection: Any, shares: Any, sent: Any) -> None:
         """Goes on only when the other line's handler is called before this one's batch is committed."""
         (mine,) = partitions_of(self._share)
         if mine not in overlapped:
             async with asyncio.timeout(20):
                 await called[1 - mine].wait()
             overlapped.add(mine)
-        await advance(self, connection, shares)
+        await advance(self, connection, shares, sent)
 
     monkeypatch.setattr(handlers, "meet", meet)
     monkeypatch.setattr(Line, "_advance", wait_for_the_other)

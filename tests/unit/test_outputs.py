@@ -196,6 +196,13 @@ def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
         assert [headers_of(output) for output in found] == [headers_of(output) for output in alone]
 
 
+def test_values_that_hold_what_stands_between_them_are_encoded_one_by_one() -> None:
+    separator = outputs._SEPARATOR
+    values = [{"n": ["a", separator, "b"]}, {"n": 1}, {"n": f'x,"{separator}",y'}]
+    assert outputs._dump_together(values) == list(map(outputs.dump_json, values))
+    assert outputs._dump_together(values[1:]) == list(map(outputs.dump_json, values[1:]))
+
+
 # --- one for each, by the column ---
 
 

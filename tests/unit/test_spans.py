@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from processor import Database, Message, identity
-from processor.consumer import Assignment, _first_of
+from processor.buffer import RECORD_OVERHEAD, Buffer
+from processor.consumer import Assignment
 from processor.dispatch import Route, _signature, _value_readers
 from processor.records import Record
 from processor.spans import (
@@ -238,15 +238,16 @@ def test_what_is_said_of_a_record_stays_said() -> None:
     assert messages_of(Records(spans))[1].id == "another"
 
 
-# --- split ---
+# --- parts ---
 
 
 @pytest.mark.parametrize("size", range(6))
-def test_split_loses_nothing_and_keeps_the_order(size: int) -> None:
+def test_parts_lose_nothing_and_keep_the_order(size: int) -> None:
     a = partition(0)
     whole = span(a, 7, 5)
-    first, rest = whole.split(size)
+    first, rest = whole.part(0, size), whole.part(size, 5)
     assert (len(first), len(rest)) == (size, 5 - size)
+    assert first.size + rest.size == whole.size == sum(whole.sizes)
     for name in (*COLUMNS, "sizes"):
         assert getattr(first, name) + getattr(rest, name) == getattr(whole, name)
     for part in (first, rest):
@@ -256,13 +257,14 @@ def test_split_loses_nothing_and_keeps_the_order(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(6))
-def test_split_of_unusual_records_keeps_the_very_records(size: int) -> None:
+def test_parts_of_unusual_records_keep_the_very_records(size: int) -> None:
     a = partition(0)
     whole = unusual(a, 7, 5)
     whole.records()[2].parked = True
-    first, rest = whole.split(size)
+    first, rest = whole.part(0, size), whole.part(size, 5)
     assert (len(first), len(rest)) == (size, 5 - size)
     assert first.sizes + rest.sizes == whole.sizes
+    assert first.size + rest.size == whole.size == sum(whole.sizes)
     parts = [*first.records(), *rest.records()]
     assert all(part is record for part, record in zip(parts, whole.records(), strict=True))
     assert [*first.messages(), *rest.messages()] == whole.messages()
@@ -311,21 +313,24 @@ def unusual_span(assignment: Assignment, first: int, count: int, sizes: Sequence
 def test_batch_takes_no_more_than_its_counts_and_bytes(make: Spans, most: int, max_bytes: int, expected: int) -> None:
     """Ten records of 100 bytes each in three spans; those go that begin within the limit."""
     a = partition(0)
-    buffer = deque([make(a, 0, 4, [100] * 4), make(a, 4, 1, [100]), make(a, 5, 5, [100] * 5)])
-    taken = list(_first_of(buffer, most, max_bytes))
+    buffer = filled(make(a, 0, 4, [100] * 4), make(a, 4, 1, [100]), make(a, 5, 5, [100] * 5))
+    taken = buffer.take(most, max_bytes)
     assert offsets(taken) == list(range(expected))
-    assert offsets([*taken, *buffer]) == list(range(10))
-    assert all(map(len, [*taken, *buffer])), "an empty span is nobody's"
+    assert (buffer.records, buffer.bytes) == (10 - expected, (10 - expected) * (100 + RECORD_OVERHEAD))
+    rest = buffer.take(100, 100_000)
+    assert offsets([*taken, *rest]) == list(range(10))
+    assert all(map(len, [*taken, *rest])), "an empty span is nobody's"
+    assert (buffer.records, buffer.bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("make", [usual_span, unusual_span])
 def test_batches_one_after_another_take_everything_in_order(make: Spans) -> None:
     a = partition(0)
     sizes = [1, 900, 1, 1, 250, 3000, 1, 1, 1, 5, 300, 300]
-    buffer = deque([make(a, 0, 5, sizes[:5]), make(a, 5, 1, sizes[5:6]), make(a, 6, 6, sizes[6:])])
+    buffer = filled(make(a, 0, 5, sizes[:5]), make(a, 5, 1, sizes[5:6]), make(a, 6, 6, sizes[6:]))
     found: list[int] = []
-    while buffer:
-        taken = list(_first_of(buffer, 4, 300))
+    while buffer.records:
+        taken = buffer.take(4, 300)
         assert 1 <= sum(map(len, taken)) <= 4
         assert sum(size for span in taken for size in span.sizes) - taken[-1].sizes[-1] < 300
         found += offsets(taken)
@@ -333,8 +338,23 @@ def test_batches_one_after_another_take_everything_in_order(make: Spans) -> None
 
 
 def test_what_stays_in_the_buffer_is_usual_still() -> None:
-    a = partition(0)
-    buffer: deque[Span] = deque([span(a, 0, 10)])
-    taken = Records(list(_first_of(buffer, 3, 10_000)))
+    buffer = filled(span(partition(0), 0, 10))
+    taken = Records(buffer.take(3, 10_000))
     assert [record.message.offset for record in taken] == [0, 1, 2]
-    assert usual(Records(list(buffer))) is not None, "only those that were taken are told"
+    assert usual(Records(buffer.take(10, 10_000))) is not None, "only those that were taken are told"
+
+
+def test_emptied_buffer_begins_anew() -> None:
+    a = partition(0)
+    buffer = filled(span(a, 0, 10))
+    buffer.take(3, 10_000)
+    buffer.clear()
+    assert (buffer.records, buffer.bytes, buffer.take(1, 1)) == (0, 0, [])
+    buffer.extend([span(a, 20, 4)])
+    assert offsets(buffer.take(100, 10_000)) == [20, 21, 22, 23]
+
+
+def filled(*spans: Span) -> Buffer:
+    buffer = Buffer()
+    buffer.extend(spans)
+    return buffer
