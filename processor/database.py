@@ -192,7 +192,6 @@ class Queue:
         self.statements = statements
         self.one_at_a_time = asyncio.Lock()
         self.last_sent = asyncio.get_running_loop().time()
-        self.answers = 0  # so many were waited for
         self._refused = refused
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
         self._open = True
@@ -285,7 +284,6 @@ class Queue:
         if not rows:
             return
         connection = self.statements.connection
-        self.answers += 1
         try:
             await group.send(self.statements, rows)
         except Exception as error:
@@ -305,7 +303,6 @@ class Queue:
             self._reached.update(map(group.owners.__getitem__, where))
 
     def note_sent(self) -> None:
-        self.answers += 1
         self.last_sent = asyncio.get_running_loop().time()
 
     def check(self, sql: str) -> None:

@@ -15,13 +15,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count
 from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
 from processor import identity
+from processor.interpreter import MANY, breathe
 from processor.records import Failure, Headers, Message, Partition, Record
 from processor.spans import Records, Span, Unusual, Usual
 
@@ -185,11 +186,17 @@ class Columns:
         if self._documents is None:
             try:
                 self._documents = list(map(orjson.loads, self.values))
+                self.breathe()
                 for index in self._with_run_of(_DIGITS, _MAYBE_HUGE):  # in an id perhaps, which is text
                     _refuse_huge_numbers(self.values[index])
             except (orjson.JSONDecodeError, BadValue):
                 self._documents = None
         return self._documents
+
+    def breathe(self) -> None:
+        """Between two things that take a moment for many records."""
+        if len(self.values) >= MANY:
+            breathe()
 
     def checksums(self) -> list[int]:
         """What `_checksum` gives for each."""
@@ -210,7 +217,7 @@ class Columns:
         at = together.find(run)
         if at < 0:
             return
-        ends = list(accumulate(len(value) + 1 for value in self.values))
+        ends = list(map(add, accumulate(map(len, self.values)), count(1)))
         while at >= 0:
             index = bisect_right(ends, at)
             yield index
@@ -273,6 +280,9 @@ class Decoder:
         if decoded is None:
             return None
         routes, documents = decoded
+        columns.breathe()
+        inbox_keys = self._keys(cast("list[str]", ids))
+        columns.breathe()
         usual = Usual(
             assignment,
             routes[0],
@@ -283,7 +293,7 @@ class Decoder:
             columns.headers,
             columns.offsets,
             timestamps,
-            self._keys(cast("list[str]", ids)),
+            inbox_keys,
             columns.values,
             columns.checksums(),
             list(columns.sizes()),

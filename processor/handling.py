@@ -161,11 +161,6 @@ class Handling:
         finally:
             await flushing
 
-    @property
-    def answers(self) -> int:
-        """How often Postgres was waited for."""
-        return self._queue.answers
-
     async def work(self) -> Work:
         """What came of it, encoded."""
         async with self._telling():

@@ -11,7 +11,6 @@ A line has a share of the partitions to itself. An engine has one line, or sever
 from __future__ import annotations
 
 import asyncio
-import sys
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -69,11 +68,6 @@ ABANDON_SECONDS = 2.0
 CAREFUL_BATCHES = 64
 # So often a batch is run again in place when nobody is to blame; after that somebody is looked for.
 TRIES_IN_PLACE = 3
-# How long a thread keeps the interpreter while another one wants it. Who waits for many small answers wants it soon;
-# where a few large statements are all, threads that change places less often have more done.
-PROMPT_SECONDS = 0.0002
-LEISURELY_SECONDS = 0.005
-FEW_ANSWERS = 16
 
 
 @dataclass(slots=True)
@@ -421,8 +415,6 @@ class Line:
             await handling.run()
         finally:
             self._handlers.release()
-        # For the batches that follow: they will want about as many.
-        sys.setswitchinterval(LEISURELY_SECONDS if handling.answers <= FEW_ANSWERS else PROMPT_SECONDS)
         return await handling.work()
 
     async def _until_free(self, connection: Connection[Row]) -> None:

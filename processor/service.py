@@ -8,18 +8,15 @@ is safe at any time, since the next start repairs whatever was left.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 
 import structlog
 import uvloop
 
-from processor import dispatch, failpoints, migrate, supervisor
+from processor import dispatch, failpoints, interpreter, migrate, supervisor
 from processor.config import Settings
 from processor.engine import Engine
 
@@ -27,14 +24,6 @@ log = structlog.get_logger()
 
 # The part of the stop time-out in which the batch may finish; the rest is for rolling back and leaving.
 GRACE = 0.7
-# The interpreter's default looks through everything in flight far too often.
-GC_THRESHOLD = 50_000
-# Of malloc.h; the names are the manual's.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-M_ARENA_MAX = -8
-# So much that is free is not given back to the system.
-KEPT_BYTES = 67_108_864
 
 
 def run(settings: Settings, workers: int = 1) -> int:
@@ -43,29 +32,9 @@ def run(settings: Settings, workers: int = 1) -> int:
         return supervisor.run([sys.executable, "-m", "processor", "run", settings.source], workers)
     failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
     routes = dispatch.load(settings)
-    _tune_interpreter()
+    interpreter.tune()
     uvloop.run(_serve(settings, routes))
     return 0
-
-
-def _tune_interpreter() -> None:
-    """For thousands of records in flight."""
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 20)
-    _tune_malloc()
-
-
-def _tune_malloc() -> None:
-    """Where it is glibc's. Memory of messages that one thread takes and another gives back is its weak spot.
-
-    An arena for each thread, its default, made producing twice as dear; and what a batch has given back is wanted again
-    by the next one.
-    """
-    with suppress(OSError, AttributeError):  # a system without mallopt
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_ARENA_MAX, 1)
-        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 async def _serve(settings: Settings, routes: dispatch.Routes) -> None:

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from processor import failpoints, outputs
 from processor.errors import BatchAborted, Fenced, Halt, ProcessorError
+from processor.interpreter import MANY, breathe
 from processor.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, Parcel
 from processor.records import Partition
 
@@ -182,9 +183,10 @@ class Publisher:
 
     def _produce(self, producer: Producer, parcel: Parcel) -> None:
         produce = producer.produce
-        for topic, key, value, cause, id_, extra in zip(
-            parcel.topics, parcel.keys, parcel.values, parcel.causes, parcel.ids, parcel.extras, strict=True
-        ):
+        columns = parcel.topics, parcel.keys, parcel.values, parcel.causes, parcel.ids, parcel.extras
+        for number, (topic, key, value, cause, id_, extra) in enumerate(zip(*columns, strict=True), 1):
+            if number % MANY == 0:
+                breathe()
             headers: Any  # declared as text alone
             if extra is None and id_ is not None:
                 headers = {MESSAGE_ID: id_, CAUSATION_ID: cause, CORRELATION_ID: cause}
