@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,10 @@ class TransactionCommandError(Exception):
 
 class QueuedWriteFailed(Exception):
     """A queued write failed; the message being served when it ran need not be the one that queued it."""
+
+    def __init__(self, text: str, what: str) -> None:
+        super().__init__(text)
+        self.what = what  # the statement, or the table
 
 
 class Attention:
@@ -138,7 +142,7 @@ class _Group:
         return self.what
 
     def failure(self, error: Exception) -> QueuedWriteFailed:
-        failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {error}")
+        failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {error}", self.what)
         failed.__cause__ = error
         return failed
 
@@ -184,15 +188,16 @@ Refused = Callable[[int, Exception], None]
 class Queue:
     """What was queued in the open transaction and not yet sent; shared by all that serve messages in it.
 
-    With `refused` it is careful: what is sent can be taken back by itself, so that it can be sent in halves until it
-    is known whose write it is that Postgres refuses.
+    With some statements it is careful: what is sent of these can be taken back by itself, so that it can be sent in
+    halves until it is known whose write it is that Postgres refuses.
     """
 
-    def __init__(self, statements: Statements, refused: Refused | None = None) -> None:
+    def __init__(self, statements: Statements, refused: Refused, careful: Collection[str] = ()) -> None:
         self.statements = statements
         self.one_at_a_time = asyncio.Lock()
         self.last_sent = asyncio.get_running_loop().time()
         self._refused = refused
+        self._careful = careful
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
         self._open = True
         self._allowed: set[str] = set()  # statements that have been looked at, as long as it is open
@@ -247,15 +252,13 @@ class Queue:
         self._sending, self._groups = self._groups, []
         self._newest_group_of.clear()
         self._newest_group_of_key.clear()
-        if self._refused is None:
-            for group in self._sending:
-                self._reached.update(group.owners)
         self.note_sent()
         for group in self._sending:
             try:
-                if self._refused is not None:
+                if group.what in self._careful:
                     await self._send_in_pieces(group)
                 elif rows := [row for row in group.rows if row is not None]:
+                    self._reached.update(group.owners)
                     await group.send(self.statements, rows)
             except Culprit as culprit:
                 self._failed = culprit
@@ -276,31 +279,37 @@ class Queue:
             await self._send_carefully(group, range(start, min(start + size, len(group.rows))))
         await self.statements.connection.execute("RELEASE SAVEPOINT queued")
 
-    async def _send_carefully(self, group: _Group, among: Sequence[int]) -> None:
-        """Send the rows in these places behind the savepoint; those that are refused, and nobody else's, stay out."""
-        assert self._refused is not None
+    async def _send_carefully(self, group: _Group, among: Sequence[int], *, suspect: bool = False) -> bool:
+        """Send the rows in these places behind the savepoint; those that are refused, and nobody else's, stay out.
+
+        Gives whether any was. Of `suspect` ones it is known that one will be.
+        """
         where = [index for index in among if group.rows[index] is not None]
         rows = [row for row in map(group.rows.__getitem__, where) if row is not None]
         if not rows:
-            return
+            return False
         connection = self.statements.connection
-        try:
-            await group.send(self.statements, rows)
-        except Exception as error:
-            owner = group.owners[where[0]]
-            if not is_about_data(error) or (len(where) == 1 and owner is None):
-                raise
-            await connection.execute("ROLLBACK TO SAVEPOINT queued")
-            if len(where) == 1:
-                assert owner is not None
-                self._refused(owner, group.failure(error))
-                return
-            middle = len(where) // 2
-            await self._send_carefully(group, where[:middle])
-            await self._send_carefully(group, where[middle:])
-        else:
-            await connection.execute("RELEASE SAVEPOINT queued; SAVEPOINT queued")
-            self._reached.update(map(group.owners.__getitem__, where))
+        if not suspect or len(rows) == 1:
+            try:
+                await group.send(self.statements, rows)
+            except Exception as error:
+                owner = group.owners[where[0]]
+                if not is_about_data(error) or (len(where) == 1 and owner is None):
+                    raise
+                await connection.execute("ROLLBACK TO SAVEPOINT queued")
+                if len(where) == 1:
+                    assert owner is not None
+                    self._refused(owner, group.failure(error))
+                    return True
+            else:
+                await connection.execute("RELEASE SAVEPOINT queued; SAVEPOINT queued")
+                self._reached.update(map(group.owners.__getitem__, where))
+                return False
+        middle = len(where) // 2
+        first_refused = await self._send_carefully(group, where[:middle])
+        # Who was refused took everything of its own with it: some of these may be gone by now.
+        others = await self._send_carefully(group, where[middle:], suspect=not first_refused)
+        return first_refused or others
 
     def note_sent(self) -> None:
         self.last_sent = asyncio.get_running_loop().time()

@@ -38,7 +38,7 @@ MAX_ID_CHARS = 512
 REDRIVE = "processor-redrive"
 
 # So many records are decoded together where one among more is unusual.
-PIECE = 100
+PIECES = (100, 20)
 TIMESTAMP_NOT_AVAILABLE = 0  # as librdkafka says it
 
 _NO_VALUE = 1  # a delete marker is not the same as an empty value
@@ -240,18 +240,19 @@ class Decoder:
 
     def decode_all(self, raws: Sequence[RawRecord], assignment: Assignment) -> Records:
         """What `decode` gives for each; by the column where nothing is unusual about any of them."""
-        whole = self._decode_usual(raws, assignment) if raws else None
-        return Records([whole] if whole is not None else self._in_pieces(raws, assignment))
+        return Records(self._decode(raws, assignment) if raws else [])
 
-    def _in_pieces(self, raws: Sequence[RawRecord], assignment: Assignment) -> list[Span]:
-        spans: list[Span] = []
-        for first in range(0, len(raws), PIECE):
-            piece = raws[first : first + PIECE]
-            spans.append(
-                self._decode_usual(piece, assignment)
-                or Unusual(assignment, [self.decode(_incoming(raw, assignment.partition), assignment) for raw in piece])
-            )
-        return spans
+    def _decode(self, raws: Sequence[RawRecord], assignment: Assignment) -> list[Span]:
+        """Together, or else in smaller and smaller pieces, or else one by one."""
+        together = self._decode_usual(raws, assignment)
+        if together is not None:
+            return [together]
+        size = next((size for size in PIECES if size < len(raws)), None)
+        if size is None:
+            alone = [self.decode(_incoming(raw, assignment.partition), assignment) for raw in raws]
+            return [Unusual(assignment, alone)]
+        pieces = [raws[first : first + size] for first in range(0, len(raws), size)]
+        return [span for piece in pieces for span in self._decode(piece, assignment)]
 
     def _decode_usual(self, raws: Sequence[RawRecord], assignment: Assignment) -> Span | None:
         """None if a record among them is unusual: no value, too large, not decodable, no id, no handler, redriven."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -93,7 +93,7 @@ class Handling:
         records: Sequence[Record],
         claims: Claims,
         *,
-        careful: bool,
+        careful: Collection[str],
         mark: Mark | None,
         meanwhile: Callable[[], None],
     ) -> None:
@@ -112,8 +112,8 @@ class Handling:
         self._concurrency = 1 if mark else settings.concurrency
         self._idle_at_most = settings.database.idle_seconds
         self._max_output = max_output(settings)
-        self._queue = Queue(session.statements, self._refused if careful else None)
-        self._careful = careful
+        self._queue = Queue(session.statements, self._refused, careful)
+        self._careful = bool(careful)
         self._left_out: set[int] = set()
         self._serving: set[int] = set()
         self._stretches = stretches_of(records)

@@ -133,7 +133,7 @@ class Line:
         self._publications = Publications(settings.batch, self._source, self._publisher, self._share.news.set)
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}  # of which outputs are stored, and up to where
-        self._careful = 0
+        self._careful: dict[str, int] = {}  # statements of which writes were refused, and for how many batches more
         self._stopping = False
         self._backlog = False
 
@@ -388,7 +388,9 @@ class Line:
         failpoints.reach("after_postgres_commit")
         self._last_took = asyncio.get_running_loop().time() - began
         self._turns.committed()
-        self._careful = CAREFUL_BATCHES if failed and self._careful else max(0, self._careful - 1)
+        self._careful = {
+            what: CAREFUL_BATCHES if failed else n - 1 for what, n in self._careful.items() if failed or n > 1
+        }
         self._forgotten(sent)
         self._advanced(shares, records, failed)
         parking.remember(undone, park=self._parks)
@@ -405,7 +407,7 @@ class Line:
             self._judge,
             records,
             claims,
-            careful=self._careful > 0,
+            careful=self._careful.keys(),
             mark=self._mark if cautious else None,
             meanwhile=lambda: None if told(records) else self._ahead.start(self._last_took),
         )
@@ -550,8 +552,8 @@ class Line:
             raise error
         if sqlstates.is_outage(error) or (in_handler and self._judge.kind(error) is Kind.OUTAGE):
             raise Wait(text, assignments_of(records)) from error
-        if isinstance(error, QueuedWriteFailed) and not self._careful:
-            self._careful = CAREFUL_BATCHES
+        if isinstance(error, QueuedWriteFailed) and error.what not in self._careful:
+            self._careful[error.what] = CAREFUL_BATCHES
             raise Again(text) from error
         if not in_handler and not sqlstates.is_about_data(error) and not sqlstates.is_bystander(error):
             raise error

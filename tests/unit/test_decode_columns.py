@@ -15,12 +15,13 @@ from pydantic import BaseModel, field_validator
 from processor import Database, Message
 from processor.config import MessageSettings, Settings
 from processor.consumer import Assignment
-from processor.decode import _DIGITS, MAX_ID_CHARS, PIECE, REDRIVE, Columns, Decoder, Incoming, _incoming
+from processor.decode import _DIGITS, MAX_ID_CHARS, PIECES, REDRIVE, Columns, Decoder, Incoming, _incoming
 from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.records import Partition, Record
 from tests.support.assignments import assignment
 
 MAX_BYTES = 4000
+PIECE = PIECES[0]
 ASSIGNMENT = assignment(3)
 
 
