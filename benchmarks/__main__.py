@@ -31,7 +31,7 @@ from benchmarks.subjects import BATCH, SUBJECTS
 from processor.errors import ProcessorError
 from processor.stack import Stack
 
-RECORDS = 100_000
+RECORDS = 300_000
 QUICK_RECORDS = 30_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency

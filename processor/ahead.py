@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from processor import failpoints
-from processor.inbox import SAVEPOINT, Claims, Inbox
+from processor.inbox import Claims, Inbox
 from processor.postgres import Session
 from processor.spans import Records, assignments_of, usual
 
@@ -150,7 +150,7 @@ class Ahead:
         bulk = usual(records)
         assert bulk is not None
         async with session.use() as connection:
-            await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
+            await connection.execute(self._turns.begin)
             claims = await self._inbox.claim_unknown(connection, bulk)
             failpoints.reach("after_claim_ahead")
             return connection, claims

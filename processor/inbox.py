@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-# The claim is the first thing that is done in a transaction; it can be taken back to here by itself.
-SAVEPOINT = "SAVEPOINT claim"
-TAKE_BACK = "ROLLBACK TO SAVEPOINT claim"
+    from processor.turns import Turns
 
 # Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
 CLAIM = """
@@ -216,7 +214,10 @@ class BusyElsewhere(Exception):
 
 
 class Inbox:
-    def __init__(self, key_of: Callable[[str], bytes], on_collision: str, owner: str, lease_ms: int) -> None:
+    def __init__(
+        self, key_of: Callable[[str], bytes], on_collision: str, owner: str, lease_ms: int, turns: Turns
+    ) -> None:
+        self._turns = turns
         self._key_of = key_of
         self._on_collision = on_collision
         self._owner = owner
@@ -404,7 +405,7 @@ class Inbox:
         return Claims(list(range(len(rows)))) if await self._copy(connection, rows) else None
 
     async def _copy(self, connection: Connection[Row], rows: list[bytes]) -> bool:
-        """Insert all rows at once; False, and the transaction as it began, if one of the keys is known."""
+        """Insert all rows at once; False, and the transaction begun anew, if one of the keys is known."""
         rows.sort()  # by key, since all begin alike
 
         async def source() -> AsyncIterator[bytes]:
@@ -415,7 +416,7 @@ class Inbox:
         except Exception as error:
             if not sqlstates.is_known_key(error):
                 raise
-            await connection.execute(TAKE_BACK)
+            await connection.execute(f"ROLLBACK; {self._turns.begin}")
             self._clean_batches = 0
             return False
         return True

@@ -32,7 +32,7 @@ from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, Process
 from processor.failures import Kind
 from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
-from processor.inbox import SAVEPOINT, BusyElsewhere, Claims, Inbox, Verdict
+from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Sent
 from processor.outputs import Parcel
 from processor.postgres import Session
@@ -113,7 +113,8 @@ class Line:
         self._slot: int | None = None
         # Of a lease it must be known which line has it: another one waits for it as another process does.
         name = f"{tools.owner}:{uuid.uuid4().hex[:8]}"
-        self._inbox = Inbox(tools.key_of, settings.message.on_collision, name, settings.effects.lease_ms)
+        self._turns = Turns(settings.consumer)
+        self._inbox = Inbox(tools.key_of, settings.message.on_collision, name, settings.effects.lease_ms, self._turns)
         self._ledger = tools.ledger
         self._judge = tools.judge
         self._attempts = Attempts(settings, share, self._control, self._inbox)
@@ -127,7 +128,6 @@ class Line:
         self._parks = settings.failure.policy == "park-key"
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
-        self._turns = Turns(settings.consumer)
         self._ahead = Ahead(settings, self._source, share, self._inbox, self._turns)
         self._last_took = 0.0  # seconds
         self._publications = Publications(settings.batch, self._source, self._publisher, self._share.news.set)
@@ -434,7 +434,7 @@ class Line:
             raise
 
     async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
-        await connection.execute(f"BEGIN; {self._turns.take}; {SAVEPOINT}")
+        await connection.execute(self._turns.begin)
         failpoints.reach("before_claim")
         await parking.sort_out(connection, records, park=self._parks)
         claims = await self._inbox.claim(connection, records)

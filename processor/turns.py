@@ -27,10 +27,10 @@ class Turns:
         return self._alone > 0
 
     @property
-    def take(self) -> str:
-        """SQL that waits for this batch's turn; the end of the transaction gives it back."""
+    def begin(self) -> str:
+        """SQL that begins a transaction and waits for its turn; the end of the transaction gives it back."""
         shared = "" if self._alone else "_shared"
-        return f"SELECT pg_advisory_xact_lock{shared}({self._lock})"
+        return f"BEGIN; SELECT pg_advisory_xact_lock{shared}({self._lock})"
 
     def committed(self) -> None:
         if self._alone:

@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parent
 REQUIREMENTS = FOLDER / "requirements.txt"
 
 # Enough for some seconds of steady work.
-IN_BATCHES = 100_000
+IN_BATCHES = 300_000
 PER_MESSAGE = 2_000
 
 
