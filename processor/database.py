@@ -182,7 +182,7 @@ class _Copy(_Group):
 
 
 # Told of a message whose write Postgres refuses; raises if the batch cannot go on without the message.
-Refused = Callable[[int, Exception], None]
+Refused = Callable[[int, QueuedWriteFailed], None]
 
 
 class Queue:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from processor import dispatch, outputs, sqlstates
 from processor.blame import Again, Culprit, HandlerError
-from processor.database import Database, Queue
+from processor.database import Database, Queue, QueuedWriteFailed
 from processor.errors import ProcessorError
 from processor.failures import HandlerTimeout, Reject
 from processor.outputs import Causes
@@ -55,6 +55,7 @@ class Work:
 
     outgoing: dict[Assignment, Parcel] = field(default_factory=dict)
     results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
+    refused: set[str] = field(default_factory=set)  # statements of which Postgres has refused a write
     _packed: dict[Assignment, tuple[Parcel, bytes | None]] = field(default_factory=dict)
 
     @property
@@ -351,8 +352,9 @@ class Handling:
         finally:
             self._serving.discard(index)
 
-    def _refused(self, index: int, error: Exception) -> None:
+    def _refused(self, index: int, error: QueuedWriteFailed) -> None:
         """A write that this message queued is refused: it fails, with all else that it gave."""
+        self._work.refused.add(error.what)
         if index in self._serving:  # nobody knows what it is going to do yet
             raise Culprit(index, error) from error
         self._fail_with_all(index, error)

@@ -388,9 +388,8 @@ class Line:
         failpoints.reach("after_postgres_commit")
         self._last_took = asyncio.get_running_loop().time() - began
         self._turns.committed()
-        self._careful = {
-            what: CAREFUL_BATCHES if failed else n - 1 for what, n in self._careful.items() if failed or n > 1
-        }
+        self._careful = {what: left - 1 for what, left in self._careful.items() if left > 1}
+        self._careful |= dict.fromkeys(work.refused, CAREFUL_BATCHES)
         self._forgotten(sent)
         self._advanced(shares, records, failed)
         parking.remember(undone, park=self._parks)
