@@ -63,8 +63,10 @@ def test_a_frozen_process_that_wakes_up_replaced_writes_nothing_and_rejoins(
     )
     verifier = deployed.verifier()
     feed = deployed.feed()
-    feed.send(400)
-    zombie = start(deployed, failpoints=f"{point}=stop@3")
+    feed.send(1600)
+    # Late enough for every statement to be prepared: who freezes between preparing one and running it is not idle to
+    # Postgres, and holds its locks until it wakes up. See DESIGN.md, non-obvious.
+    zombie = start(deployed, failpoints=f"{point}=stop@6")
     zombie.wait_until_frozen()
 
     successor = start(deployed)
