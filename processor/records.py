@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -70,7 +70,9 @@ class Message(Generic[T]):
 class Messages(Sequence[Message[T]]):
     """The messages of a batch; by the column, which is several times as fast, or one by one like any sequence."""
 
-    def __init__(self, count: int, column: Callable[[str], list[Any]], make: Callable[[], list[Message[T]]]) -> None:
+    def __init__(
+        self, count: int, column: Callable[[str], Iterable[Any]], make: Callable[[], list[Message[T]]]
+    ) -> None:
         self._count = count
         self._column = column
         self._make = make
@@ -78,7 +80,7 @@ class Messages(Sequence[Message[T]]):
     @classmethod
     def of(cls, messages: list[Message[T]]) -> Messages[T]:
         columns = {"ids": "id", "keys": "key", "values": "value", "headers": "headers"}
-        return cls(len(messages), lambda name: list(map(attrgetter(columns[name]), messages)), lambda: messages)
+        return cls(len(messages), lambda name: map(attrgetter(columns[name]), messages), lambda: messages)
 
     # Each is a copy, and made when it is asked for: whoever gets it may do with it what they like.
 
