@@ -7,6 +7,7 @@ suspects stays together, so that a single bad record among a thousand costs a do
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -141,3 +142,18 @@ class Batch:
         self._rest = [
             record for record in self._rest if record.assignment is not assignment or record.message.offset < offset
         ]
+
+
+def let_go(error: BaseException) -> None:
+    """Of what the calls that an error came through have at hand.
+
+    Some of them have the error itself: it would keep their batch in memory until garbage is collected.
+    """
+    seen: set[int] = set()
+    earlier: list[BaseException | None] = [error]
+    while earlier:
+        one = earlier.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            earlier += [one.__cause__, one.__context__]

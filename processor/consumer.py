@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processor.buffer import Buffer, memory
 from processor.errors import Halt, ProcessorError
@@ -410,14 +411,10 @@ class Source:
         for message in bad:
             self._report(message.error(), self._assignments.get(Partition(message.topic(), message.partition())))
         good = [message for message in messages if message.error() is None] if bad else messages
-        places = list(
-            zip([message.topic() for message in good], [message.partition() for message in good], strict=True)
-        )
         decoded = []
-        for place in dict.fromkeys(places):
-            assignment = self._assignments.get(Partition(*place))
+        for partition, raws in self._by_partition(good).items():
+            assignment = self._assignments.get(partition)
             if assignment is not None and assignment.fetching:
-                raws = [message for message, at in zip(good, places, strict=True) if at == place]
                 decoded.append((assignment, self._decoder.decode_all(raws, assignment).spans))
         with self.changed:
             for assignment, spans in decoded:
@@ -426,6 +423,19 @@ class Source:
                     assignment.share.records += sum(map(len, spans))
                     assignment.share.bytes += memory(spans)
         self._wake()
+
+    def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
+        """In their order within each. They come in long runs of one."""
+        found: dict[Partition, list[Any]] = {}
+        topics = self._settings.topics
+        number: Any  # declared as if there were messages without one
+        if len(topics) == 1:  # as a rule; a message takes longer to name its topic than all the rest
+            for number, run in groupby(messages, Message.partition):
+                found.setdefault(Partition(topics[0], number), []).extend(run)
+        else:
+            for place, run in groupby(messages, lambda message: (message.topic(), message.partition())):
+                found.setdefault(Partition(*place), []).extend(run)
+        return found
 
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
         if error.code() in _OUT_OF_LOG:

@@ -326,6 +326,7 @@ class Queue:
     def close(self) -> None:
         self._open = False
         self._allowed.clear()
+        del self._refused  # refers to who has us: together they would keep the batch until garbage is collected
 
 
 class Database:

@@ -24,7 +24,7 @@ import structlog
 from processor import dead_letters, failpoints, failures, outputs, parking, recovery, slots, sqlstates
 from processor.ahead import Ahead
 from processor.attempts import Attempts
-from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait
+from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait, let_go
 from processor.budget import Budget
 from processor.consumer import Assignment
 from processor.database import QueuedWriteFailed
@@ -334,7 +334,8 @@ class Line:
     async def _attempt(self, batch: Batch, part: Sequence[Record], used: Sequence[Assignment]) -> None:
         try:
             await self._unless_lost(self._try(batch, part), used)
-        except BaseException:
+        except BaseException as error:
+            let_go(error)
             await self._ahead.drop()  # whatever follows must not have to wait for what comes later
             raise
 
@@ -530,8 +531,11 @@ class Line:
         """Raise an error as `_process` needs it: whose fault it is, or whether to come again."""
         in_handler = isinstance(error, HandlerError)
         if isinstance(error, HandlerError):
-            assert isinstance(error.__cause__, Exception)
-            error = error.__cause__
+            envelope, inside = error, error.__cause__
+            assert isinstance(inside, Exception)
+            # What is raised here has the envelope as its context: without this they would go round in a circle.
+            envelope.__cause__ = envelope.__context__ = None
+            error = inside
         attributed = isinstance(error, ProcessorError | Culprit | Cut | Again | Wait | Exhausted | Stop)
         cause = error.error if isinstance(error, Culprit) else error
         if sqlstates.is_deadlock(cause):
