@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from processor import failpoints
 from processor.blame import Culprit
 from processor.sqlstates import StatementTimedOut, is_about_data
 
@@ -97,6 +98,7 @@ class Statements:
         statement = self._prepared.get(sql)
         if statement is None:
             statement = self._prepared[sql] = await self.connection.prepare(sql)
+            failpoints.reach("after_prepare")
             if len(self._prepared) > _STATEMENTS_KEPT:
                 self._prepared.popitem(last=False)
         else:

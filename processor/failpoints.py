@@ -20,6 +20,7 @@ POINTS = (
     "before_claim",
     "after_claim",
     "after_claim_ahead",
+    "after_prepare",
     "after_handlers",
     "before_ledger",
     "after_ledger",

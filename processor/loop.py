@@ -35,7 +35,7 @@ from processor.holding import Holding
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Sent
 from processor.outputs import Parcel
-from processor.postgres import Session
+from processor.postgres import Session, end_frozen
 from processor.publications import Batch as Committed
 from processor.publications import Publications, still_owned
 from processor.records import Partition, Record
@@ -655,8 +655,10 @@ class Line:
         known = [Offset(partition, at.offset, at.metadata) for partition, at in committed.items() if at is not None]
         if known:
             await self._publisher.publish((), known, still_owned(assignments))
-        # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
         async with self._control.use() as connection:
+            for pid in await end_frozen(connection, self._settings.database.idle_in_transaction_timeout_ms / 1000):
+                log.warning("frozen_session_ended", backend=pid)
+            # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
             newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
             alive = {assignment.partition for assignment in assignments if assignment.known}
             rows = await self._ledger.raise_epochs(connection, newest, alive)

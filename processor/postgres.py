@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from processor.config import Settings
 
 TERMINATE_SECONDS = 5.0
+
+# Postgres itself ends transactions that are idle. One in the middle of a statement is not, however long its client is
+# silent: between preparing a statement and running it, as asyncpg does that, and until all of a COPY has come.
+END_FROZEN = """
+    WITH frozen AS MATERIALIZED (
+        SELECT pid FROM pg_stat_activity
+        WHERE datname = current_database() AND usename = current_user
+          AND application_name = current_setting('application_name') AND pid <> pg_backend_pid()
+          AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
+          AND state_change < now() - $1::interval
+    )
+    SELECT pid FROM frozen WHERE pg_terminate_backend(pid)
+"""
 
 
 class Session:
@@ -96,6 +110,11 @@ class Session:
             self._met = True
             self.statements = Statements(connection, arrays)
         return self._connection
+
+
+async def end_frozen(connection: Connection[Record], idle_seconds: float) -> list[int]:
+    """End transactions of this deployment whose client has been silent for so long; gives their backends."""
+    return [row["pid"] for row in await connection.fetch(END_FROZEN, timedelta(seconds=idle_seconds))]
 
 
 def _one_line(error: BaseException) -> str:

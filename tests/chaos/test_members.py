@@ -41,9 +41,11 @@ def test_members_join_and_leave_under_load_and_each_order_counts_once(
         assert member.wait() == 0, member.tail()
 
 
-# Where the zombie freezes: inside an open Postgres transaction, between the two commits, inside an open
-# Kafka transaction without and with its offsets.
+# Where the zombie freezes: inside an open Postgres transaction, in the middle of a statement or between two, between
+# the two commits, inside an open Kafka transaction without and with its offsets.
 ZOMBIES = [
+    ("classic", "after_prepare"),
+    ("consumer", "after_prepare"),
     ("classic", "after_handlers"),
     ("consumer", "after_ledger"),
     ("classic", "after_postgres_commit"),
@@ -59,14 +61,12 @@ def test_a_frozen_process_that_wakes_up_replaced_writes_nothing_and_rejoins(
 ) -> None:
     deployed = deployment(
         protocol=protocol,
-        settings={"kafka": {"transaction_timeout_ms": 2_000}, "database": {"idle_in_transaction_timeout_ms": 1_500}},
+        settings={"kafka": {"transaction_timeout_ms": 2_000}, "database": {"idle_in_transaction_timeout_ms": 1_000}},
     )
     verifier = deployed.verifier()
     feed = deployed.feed()
-    feed.send(1600)
-    # Late enough for every statement to be prepared: who freezes between preparing one and running it is not idle to
-    # Postgres, and holds its locks until it wakes up. See DESIGN.md, non-obvious.
-    zombie = start(deployed, failpoints=f"{point}=stop@6")
+    feed.send(400)
+    zombie = start(deployed, failpoints=f"{point}=stop@2")
     zombie.wait_until_frozen()
 
     successor = start(deployed)
@@ -74,6 +74,10 @@ def test_a_frozen_process_that_wakes_up_replaced_writes_nothing_and_rejoins(
     feed.send(200)
     verifier.assert_exactly_once()
     before = _written(deployed)
+    if point == "after_prepare":
+        assert successor.events("frozen_session_ended"), (
+            "who holds the keys is not idle to Postgres, so it was to be us"
+        )
 
     assigned = len(zombie.events("partitions_assigned"))
     zombie.cont()
