@@ -202,7 +202,7 @@ class Queue:
         self._careful = careful
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
         self._open = True
-        self._allowed: set[str] = set()  # statements that have been looked at, as long as it is open
+        self.allowed: set[str] = set()  # statements that have been looked at, as long as it is open
         self._failed: Exception | None = None
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
@@ -214,14 +214,16 @@ class Queue:
     ) -> Queued:
         """Add to the newest group of its kind, unless that would overtake something queued for the same key."""
         group_of = (kind, what, form)
-        index = self._newest_group_of.get(group_of)
-        if index is None or self._newest_group_of_key.get(key, -1) > index:
+        index = self._newest_group_of.get(group_of, -1)
+        newest = self._newest_group_of_key.setdefault(key, index)
+        if index < 0 or newest > index:
             index = self._newest_group_of[group_of] = len(self._groups)
             self._groups.append(kind(what, form))
+        if newest != index:
+            self._newest_group_of_key[key] = index
         group = self._groups[index]
         group.rows.append(row)
         group.owners.append(owner)
-        self._newest_group_of_key[key] = index
         return QUEUED
 
     def keep_order(self) -> None:
@@ -317,17 +319,17 @@ class Queue:
         self.last_sent = asyncio.get_running_loop().time()
 
     def check(self, sql: str) -> None:
-        if sql in self._allowed:
+        if sql in self.allowed:
             return
         if not self._open:
             raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
         if _is_transaction_command(sql):
             raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
-        self._allowed.add(sql)
+        self.allowed.add(sql)
 
     def close(self) -> None:
         self._open = False
-        self._allowed.clear()
+        self.allowed.clear()
         del self._refused  # refers to who has us: together they would keep the batch until garbage is collected
 
 
@@ -364,8 +366,10 @@ class Database:
         Queued statements with the same SQL run together. Those of messages with the same key keep
         their order whatever their SQL; between different keys only the order of equal SQL is kept.
         """
-        self._queue.check(sql)
-        return self._queue.put(self._owner, self._key, _Each, sql, None, args)
+        queue = self._queue
+        if sql not in queue.allowed:
+            queue.check(sql)
+        return queue.put(self._owner, self._key, _Each, sql, None, args)
 
     def collect(self, sql: str, *args: Any) -> Queued:
         """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
@@ -376,8 +380,10 @@ class Database:
         """
         if not args:
             raise TypeError("collect() needs at least one argument to gather; without any, use write()")
-        self._queue.check(sql)
-        return self._queue.put(self._owner, self._key, _Arrays, sql, len(args), args)
+        queue = self._queue
+        if sql not in queue.allowed:
+            queue.check(sql)
+        return queue.put(self._owner, self._key, _Arrays, sql, len(args), args)
 
     def insert(self, table: str, **columns: Any) -> Queued:
         """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""

@@ -132,13 +132,12 @@ class Handling:
         async with self._telling():
             try:
                 for route, indices in self._runs():
-                    self._take_given()  # before anything that comes later
+                    self._encode()  # before anything that comes later
                     # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
                     self._queue.keep_order()
                     for piece in self._pieces(indices):
                         await self._tell(piece)
                         await self._handle(route, piece)
-                    self._collect()
                 when_waiting.cancel()
                 await self._flush_and_encode()
             finally:
@@ -151,13 +150,13 @@ class Handling:
             meanwhile()
 
     async def _flush_and_encode(self) -> None:
-        """While Postgres is at what was queued, what batch handlers gave is encoded: neither needs the other."""
+        """While Postgres is at what was queued, what handlers gave is encoded: neither needs the other."""
         flushing = asyncio.create_task(self._queue.flush())
         try:
             await asyncio.sleep(0)  # the first statement goes out now
             self._use_the_time()
             await asyncio.sleep(0)
-            self._take_given()
+            self._encode()
             self._work.pack()
         finally:
             await flushing
@@ -252,11 +251,13 @@ class Handling:
         self._queue.raise_failure()
         self._given.append((route, indices, argument, value))
 
-    def _take_given(self) -> None:
-        """Encode what batch handlers gave."""
+    def _encode(self) -> None:
+        """What handlers gave since the last time: those of a batch, or those of one message each."""
         given, self._given = self._given, []
         for route, indices, argument, value in given:
             self._take(route, indices, argument, value)
+        if self._outputs:
+            self._collect()
 
     def _take(self, route: Route, indices: Sequence[int], argument: Any, value: Any) -> None:
         if isinstance(value, Outputs):
@@ -292,65 +293,70 @@ class Handling:
         database = Database(self._queue)
         with Watch() as watch:
             while waiting:
-                for index in waiting.popleft():
-                    if self._troubles:
-                        return
-                    try:
-                        await self._one(index, database, watch)
-                    except Exception as error:
-                        self._troubles.append(error)
+                try:
+                    await self._one_by_one(waiting.popleft(), database, watch)
+                except Exception as error:
+                    self._troubles.append(error)
 
-    async def _one(self, index: int, database: Database, watch: Watch) -> None:
-        """Run one handler. Raises Culprit if the message is to blame and the batch cannot go on as it is."""
-        message = self._messages[index]
-        effect = None
-        if self._bulk is not None:
-            route = self._bulk.route
-        else:
-            record = self._records[index]
-            route, effect = _route(record), record.effect
-            if route.effect and effect is None:
-                raise Again(f"{record.coordinates}: became free only now")
-        now = watch.now()
-        if now - self._queue.last_sent > self._idle_at_most:
-            await database.stay_awake()
-        database.serve(message if message.key is None else (message.partition, message.key), index)
-        if self._careful:
-            self._serving.add(index)
-        try:
-            if effect is not None:
-                value = effect.apply(database)
-            else:
-                watch.begin(route, now)
-                try:  # what `call` does, without a coroutine more for each message
-                    value = await route.handler(message, database)
-                except asyncio.CancelledError as error:
-                    watch.explain(route, error)
+    async def _one_by_one(self, indices: Sequence[int], database: Database, watch: Watch) -> None:
+        """Run the handlers of these. Raises Culprit if a message is to blame and the batch cannot go on as it is."""
+        queue, messages = self._queue, self._messages
+        route_of_all = None if self._bulk is None else self._bulk.route
+        for index in indices:
+            if self._troubles:
+                return
+            message = messages[index]
+            route, effect = route_of_all, None
+            if route is None:
+                record = self._records[index]
+                route, effect = _route(record), record.effect
+                if route.effect and effect is None:
+                    raise Again(f"{record.coordinates}: became free only now")
+            now = watch.now()
+            if now - queue.last_sent > self._idle_at_most:
+                await database.stay_awake()
+            database.serve(message if message.key is None else (message.partition, message.key), index)
+            if self._careful:
+                self._serving.add(index)
+            try:
+                if effect is not None:
+                    value = effect.apply(database)
+                else:
+                    watch.begin(route, now)
+                    try:  # what `call` does, without a coroutine more for each message
+                        value = await route.handler(message, database)
+                    except asyncio.CancelledError as error:
+                        watch.explain(route, error)
+                        raise
+                    finally:
+                        watch.end()
+                queue.raise_failure()
+                if type(value) is Output:
+                    self._outputs.append(value)
+                    self._where.append(index)
+                    self._places.append(0)
+                elif value is not None:
+                    self._take_one(route, index, value)
+            except Exception as error:
+                queue.raise_failure()
+                if (
+                    isinstance(error, ProcessorError | Culprit)
+                    or self._session.broken(error)
+                    or sqlstates.is_bystander(error)
+                ):
                     raise
-                finally:
-                    watch.end()
-            self._queue.raise_failure()
-            if type(value) is Output:
-                self._outputs.append(value)
-                self._where.append(index)
-                self._places.append(0)
-            elif value is not None:
-                given, result = dispatch.given_for_one(route.name, value)
-                self._keep_results([(index, result)] if result is not None else ())
-                self._outputs += given
-                self._where += [index] * len(given)
-                self._places += range(len(given))
-        except Exception as error:
-            self._queue.raise_failure()
-            if (
-                isinstance(error, ProcessorError | Culprit)
-                or self._session.broken(error)
-                or sqlstates.is_bystander(error)
-            ):
-                raise
-            self._fail(index, error)
-        finally:
-            self._serving.discard(index)
+                self._fail(index, error)
+            finally:
+                if self._careful:
+                    self._serving.discard(index)
+
+    def _take_one(self, route: Route, index: int, value: Any) -> None:
+        """Keep what the handler of one message gave besides a single output."""
+        given, result = dispatch.given_for_one(route.name, value)
+        self._keep_results([(index, result)] if result is not None else ())
+        self._outputs += given
+        self._where += [index] * len(given)
+        self._places += range(len(given))
 
     def _refused(self, index: int, error: QueuedWriteFailed) -> None:
         """A write that this message queued is refused: it fails, with all else that it gave."""
@@ -460,6 +466,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -474,9 +481,6 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def now(self) -> float:
-        return self._loop.time()
-
     async def call(self, route: Route, argument: Any, database: Any) -> Any:
         """A handler's answer."""
         self.begin(route, self.now())
@@ -490,7 +494,6 @@ class Watch:
 
     def begin(self, route: Route, now: float) -> None:
         """A handler is about to be called."""
-        self._expired = False
         self._deadline = now + route.timeout_seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._look)
