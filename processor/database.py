@@ -201,6 +201,7 @@ class Queue:
         self._refused = refused
         self._careful = careful
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
+        self._on_trial: Sequence[int | None] = ()  # those of which it is seeing something that may be taken back
         self._open = True
         self.allowed: set[str] = set()  # statements that have been looked at, as long as it is open
         self._failed: Exception | None = None
@@ -241,7 +242,7 @@ class Queue:
 
     def withdraw(self, owner: int) -> bool:
         """Undo what is queued for a message; False if Postgres has seen some of it."""
-        if owner in self._reached:
+        if owner in self._reached or owner in self._on_trial:
             return False
         for group in (*self._sending, *self._groups):
             for index, one in enumerate(group.owners):
@@ -293,11 +294,16 @@ class Queue:
         if not rows:
             return False
         connection = self.statements.connection
+        owners = [group.owners[index] for index in where]
         if not suspect or len(rows) == 1:
             try:
-                await group.send(self.statements, rows)
+                self._on_trial = owners
+                try:
+                    await group.send(self.statements, rows)
+                finally:
+                    self._on_trial = ()
             except Exception as error:
-                owner = group.owners[where[0]]
+                owner = owners[0]
                 if not is_about_data(error) or (len(where) == 1 and owner is None):
                     raise
                 await connection.execute("ROLLBACK TO SAVEPOINT queued")
@@ -306,8 +312,8 @@ class Queue:
                     self._refused(owner, group.failure(error))
                     return True
             else:
+                self._reached.update(owners)
                 await connection.execute("RELEASE SAVEPOINT queued; SAVEPOINT queued")
-                self._reached.update(map(group.owners.__getitem__, where))
                 return False
         middle = len(where) // 2
         first_refused = await self._send_carefully(group, where[:middle])

@@ -150,6 +150,33 @@ async def test_flush_that_is_cut_off_by_an_impatient_reader_costs_nobody_a_row(b
     assert await statuses(b) == ({"bad": "failed"} if careful else {})
 
 
+async def test_who_fails_while_its_write_is_on_the_way_takes_it_back_all_the_same(bench: MakeBench) -> None:
+    """A neighbour's read sends it, carefully, and Postgres has not answered yet."""
+    b = bench(
+        {"T": "queue", "Q": "queue_until_read", "R": "read_and_swallow"},
+        retry={"attempts": 1},
+        concurrency=4,
+        batch={"max_messages": 1000, "linger_ms": 300},
+    )
+    await b.execute(
+        "ALTER TABLE effects ADD CHECK (what <> 'bad')",
+        """CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN PERFORM pg_sleep(1); RETURN NEW; END $$""",
+        "CREATE TRIGGER dawdle BEFORE INSERT ON effects FOR EACH ROW WHEN (NEW.what = 'm1') EXECUTE FUNCTION dawdle()",
+    )
+    handlers.failing.add("m1")
+    async with b.running():
+        b.send(messages("bad"))
+        await b.done()
+        b.send([*messages("m0", key=b"0"), *messages("m1", key=b"1", type_="Q"), *messages("m2", key=b"2", type_="R")])
+        on_the_way = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+        await b.until(lambda: b.rows(on_the_way), "the write on its way")
+        handlers.gate.set()
+        await b.done()
+    assert await b.effects() == ["m0"]
+    assert await statuses(b) == {"bad": "failed", "m1": "failed"}
+
+
 # --- recovery ---
 
 
