@@ -60,32 +60,35 @@ TRY = """
     WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
 """
 
+# Not for whoever is no longer the owner: after a rewind the same offsets may have outputs that are yet to be sent.
+MARK_SENT = """
+    DELETE FROM unsent u
+    USING ledger l JOIN unnest($1::integer[], $2::bigint[], $3::bigint[]) AS p(source, epoch, published)
+          ON l.source = p.source AND l.epoch = p.epoch
+    WHERE u.source = l.source AND u.next_offset <= p.published
+"""
+
 # Outputs are forgotten here when Kafka is known to have them, and never before.
-ADVANCE = """
+ADVANCE = f"""
     WITH mine AS (
         SELECT l.source, b.published, b.next, b.outputs, b.cautious FROM ledger l
-        JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::boolean[],
-                    $9::bigint[])
+        JOIN unnest($5::text[], $6::integer[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::boolean[],
+                    $12::bigint[])
              AS b(topic, partition, epoch, first, next, outputs, cautious, published)
              ON l.topic = b.topic AND l.partition = b.partition AND l.epoch = b.epoch AND l.next_offset = b.first
-        WHERE l.consumer = $1
+        WHERE l.consumer = $4
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     ), kept AS (
         INSERT INTO unsent (source, next_offset, outputs)
         SELECT source, next, outputs FROM mine WHERE outputs IS NOT NULL
-    ), sent AS (
-        DELETE FROM unsent u
-        USING ledger l JOIN unnest($10::integer[], $11::bigint[], $12::bigint[]) AS p(source, epoch, published)
-              ON l.source = p.source AND l.epoch = p.epoch
-        WHERE u.source = l.source AND u.next_offset <= p.published
-    )
+    ), sent AS ({MARK_SENT})
     UPDATE ledger l SET first_offset = mine.published, next_offset = mine.next,
                         updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END,
                         deaths = CASE WHEN upper(l.suspect) <= mine.next THEN 0 ELSE l.deaths END,
                         suspect = CASE WHEN upper(l.suspect) <= mine.next THEN NULL ELSE l.suspect END
     FROM mine WHERE l.source = mine.source
     RETURNING l.topic, l.partition
-"""
+"""  # noqa: S608 - a constant of ours
 
 # Positions move back or ahead only here, by an operator's doing; outputs are gone because they were sent.
 REPOSITION = """
@@ -97,14 +100,6 @@ REPOSITION = """
         DELETE FROM unsent u USING moved WHERE u.source = moved.source
     )
     SELECT source FROM moved
-"""
-
-# Not for whoever is no longer the owner: after a rewind the same offsets may have outputs that are yet to be sent.
-MARK_SENT = """
-    DELETE FROM unsent u
-    USING ledger l JOIN unnest($1::integer[], $2::bigint[], $3::bigint[]) AS p(source, epoch, published)
-          ON l.source = p.source AND l.epoch = p.epoch
-    WHERE u.source = l.source AND u.next_offset <= p.published
 """
 
 
@@ -219,6 +214,7 @@ class Ledger:
         """
         rows = await connection.fetch(
             ADVANCE,
+            *_columns(sent),
             self._consumer,
             [share.partition.topic for share in batch],
             [share.partition.number for share in batch],
@@ -228,7 +224,6 @@ class Ledger:
             [share.outputs for share in batch],
             [share.cautious for share in batch],
             [share.published for share in batch],
-            *_columns(sent),
         )
         return {Partition(row["topic"], row["partition"]) for row in rows}
 
