@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from processor.spans import told
@@ -155,5 +156,12 @@ def let_go(error: BaseException) -> None:
         one = earlier.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
+            ours = False
+            for frame, _ in traceback.walk_tb(one.__traceback__):
+                # Only our own: a handler's may still be at work, in a task that met the same error, and would be ended.
+                name = frame.f_globals.get("__name__", "")
+                ours = name.startswith("processor.") or (ours and name == "contextlib")
+                if ours:
+                    with suppress(RuntimeError):  # it is still running
+                        frame.clear()
             earlier += [one.__cause__, one.__context__]
