@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncpg import Record as Row
 
     from processor.config import Settings
-    from processor.consumer import Share, Source
+    from processor.consumer import Source
     from processor.records import Record
     from processor.turns import Turns
 
@@ -41,10 +41,9 @@ PAUSE_SECONDS = 10.0
 
 
 class Ahead:
-    def __init__(self, settings: Settings, source: Source, share: Share, inbox: Inbox, turns: Turns) -> None:
-        self._batch = settings.batch
+    def __init__(self, settings: Settings, source: Source, inbox: Inbox, turns: Turns) -> None:
+        self._batch_size = settings.batch.max_messages
         self._source = source
-        self._share = share
         self._inbox = inbox
         self._turns = turns
         self.session = Session(settings, "work")  # for the batch at hand
@@ -61,16 +60,15 @@ class Ahead:
 
     def start(self, seconds: float) -> None:
         """Claim the next batch if there is a full one of usual records; `seconds` is what the last one took."""
-        batch = self._batch
         if (
             self._next is None
             and seconds < SHORT_SECONDS
             and time.monotonic() >= self._not_before
             and not self._turns.alone
-            and self._inbox.copies(batch.max_messages)
-            and self._share.has_a_batch(batch.max_messages, batch.max_bytes)
+            and self._inbox.copies(self._batch_size)
+            and self._source.has_a_batch
         ):
-            self._next = self._share.take(batch.max_messages, batch.max_bytes)
+            self._next = self._source.take()
             if usual(self._next) is not None:
                 self._claim = asyncio.create_task(self._make(self._other, self._next))
 

@@ -20,7 +20,7 @@ from processor.handling import Watch
 
 if TYPE_CHECKING:
     from processor.config import Settings
-    from processor.consumer import Share
+    from processor.consumer import Source
     from processor.inbox import Inbox
     from processor.postgres import Session
     from processor.records import Record
@@ -29,12 +29,12 @@ log = structlog.get_logger()
 
 
 class Attempts:
-    def __init__(self, settings: Settings, share: Share, session: Session, inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, source: Source, session: Session, inbox: Inbox) -> None:
         self._quarantine_after = settings.failure.quarantine_after
         self._parks = settings.failure.policy == "park-key"
         self._renew_seconds = settings.effects.lease_ms / 3000
         self._reap_seconds = settings.effects.reap_ms / 1000
-        self._share = share
+        self._source = source
         self._session = session
         self._inbox = inbox
 
@@ -69,7 +69,7 @@ class Attempts:
         """For as long as we live: return what was leased by the dead."""
         while True:
             await asyncio.sleep(self._reap_seconds)
-            sources = [assignment.source for assignment in self._share.owned() if assignment.known]
+            sources = [assignment.source for assignment in self._source.owned() if assignment.known]
             try:
                 async with self._session.use() as connection:
                     for message_id in await self._inbox.reap(connection, sources):

@@ -337,14 +337,13 @@ class BatchSettings(_Table):
     max_messages: int = Field(default=PROFILES["balanced"]["max_messages"], gt=0, le=100_000)
     max_bytes: int = Field(default=4_194_304, gt=0)
     linger_ms: int = Field(default=PROFILES["balanced"]["linger_ms"], ge=0, le=60_000)
-    in_flight: int = Field(default=1, ge=1, le=16)
     buffer_bytes: int = Field(default=33_554_432, gt=0, validate_default=True)
 
     @field_validator("buffer_bytes")
     @classmethod
     def _holds_a_batch(cls, value: int, info: ValidationInfo) -> int:
-        if value < info.data.get("max_bytes", 0) * info.data.get("in_flight", 1):
-            raise ValueError("must be at least batch.max_bytes × batch.in_flight, or a full batch could never be read")
+        if value < info.data.get("max_bytes", 0):
+            raise ValueError("must be at least batch.max_bytes, or a full batch could never be read")
         return value
 
 

@@ -7,8 +7,6 @@ polling, so that a slow handler never costs the membership in the group.
 
 An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
 loss, and never used again; whatever still refers to a closed one is void.
-
-A `Share` is the partitions that one line of batches works on. There is one, or several that share this thread.
 """
 
 from __future__ import annotations
@@ -59,7 +57,6 @@ _FORBIDDEN = (
 @dataclass(slots=True, eq=False)
 class Assignment:
     partition: Partition
-    share: Share
     owned: bool = True
     fetching: bool = False
     active: bool = False  # is being read, or about to be
@@ -84,56 +81,6 @@ class Assignment:
     reading: int = 0  # which one it is: the first, or one that began anew after what was read ahead was forgotten
 
 
-class Share:
-    """What one line of batches sees of the source; each partition belongs to one."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._first = 0
-        self.records = 0  # buffered
-        self.bytes = 0  # of these
-        self.news = asyncio.Event()  # something to look at: records, assignments, a failure
-        self.lost = asyncio.Event()  # a partition went away while work on it was under way
-
-    def owned(self) -> list[Assignment]:
-        return [assignment for assignment in self._source.owned() if assignment.share is self]
-
-    def active(self) -> list[Assignment]:
-        return [assignment for assignment in self.owned() if assignment.active]
-
-    def take_new(self) -> list[Assignment]:
-        """Assignments that nobody has recovered yet; each is in use until released."""
-        return self._source.take_new(self)
-
-    def has_a_batch(self, max_records: int, max_bytes: int) -> bool:
-        return self.records >= max_records or self.bytes >= max_bytes
-
-    def take(self, max_records: int, max_bytes: int) -> Records:
-        """The next batch: all that is there, or as much as it holds of the partitions whose turn it is.
-
-        In offset order within each. Its assignments are in use until released.
-        """
-        taken: list[Span] = []
-        records, size = 0, 0
-        with self._source.changed:
-            ready = [assignment for assignment in self.owned() if assignment.buffer.records]
-            # Another one is served first each time, so that none starves. To take of each a little would be as fair in
-            # the end, but every batch would be in as many pieces, in the ledger as in memory.
-            self._first = (self._first + 1) % max(1, len(ready))
-            for assignment in ready[self._first :] + ready[: self._first]:
-                spans = assignment.buffer.take(max_records - records, max_bytes - size)
-                taken += spans
-                records += sum(map(len, spans))
-                size += sum(span.size for span in spans)
-            self.records -= records
-            self.bytes -= memory(taken)
-            readings = {span.assignment: span.assignment.reading for span in taken}
-            for assignment in readings:
-                assignment.users += 1
-            self._source.changed.notify_all()
-        return Records(taken, readings)
-
-
 class Source:
     def __init__(self, settings: Settings, decoder: Decoder) -> None:
         self._settings = settings
@@ -142,13 +89,17 @@ class Source:
         self._consumer = Consumer(
             settings.kafka.consumer_config(settings.consumer), logger=logging.getLogger("librdkafka")
         )
-        self.changed = threading.Condition()
-        self.shares = [Share(self) for _ in range(settings.batch.in_flight)]
+        self._changed = threading.Condition()
+        self.news = asyncio.Event()  # something to look at: records, assignments, a failure
+        self.lost = asyncio.Event()  # a partition went away while work on it was under way
+        self.buffered = 0  # records
+        self.buffered_bytes = 0
+        self._first = 0
         self._assignments: dict[Partition, Assignment] = {}
         self._new: list[Assignment] = []
         self._to_pause: list[Assignment] = []
         self._to_begin: list[tuple[Assignment, int]] = []
-        self._throttled: set[Share] = set()
+        self._throttled = False
         self._group_metadata: Any = None
         self._look_again = 0.0
         self.outside = False  # the group has dropped us, and we are not back yet
@@ -163,9 +114,9 @@ class Source:
 
     async def close(self) -> None:
         """Leave the group; bounded by librdkafka's own close and the revoke timeout."""
-        with self.changed:
+        with self._changed:
             self._closing = True
-            self.changed.notify_all()
+            self._changed.notify_all()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
@@ -173,62 +124,88 @@ class Source:
         if self._failure is not None:
             raise self._failure
 
-    def take_new(self, share: Share) -> list[Assignment]:
-        with self.changed:
-            new = [assignment for assignment in self._new if assignment.owned and assignment.share is share]
-            self._new = [assignment for assignment in self._new if assignment.owned and assignment.share is not share]
+    def take_new(self) -> list[Assignment]:
+        """Assignments that nobody has recovered yet; each is in use until released."""
+        with self._changed:
+            new, self._new = [assignment for assignment in self._new if assignment.owned], []
         self.use(new)
         return new
 
+    @property
+    def has_a_batch(self) -> bool:
+        batch = self._settings.batch
+        return self.buffered >= batch.max_messages or self.buffered_bytes >= batch.max_bytes
+
+    def take(self) -> Records:
+        """The next batch: all that is there, or as much as it holds of the partitions whose turn it is.
+
+        In offset order within each. Its assignments are in use until released.
+        """
+        batch = self._settings.batch
+        taken: list[Span] = []
+        records, size = 0, 0
+        with self._changed:
+            ready = [assignment for assignment in self._assignments.values() if assignment.buffer.records]
+            # Another one is served first each time, so that none starves. To take of each a little would be as fair in
+            # the end, but every batch would be in as many pieces, in the ledger as in memory.
+            self._first = (self._first + 1) % max(1, len(ready))
+            for assignment in ready[self._first :] + ready[: self._first]:
+                spans = assignment.buffer.take(batch.max_messages - records, batch.max_bytes - size)
+                taken += spans
+                records += sum(map(len, spans))
+                size += sum(span.size for span in spans)
+            self.buffered -= records
+            self.buffered_bytes -= memory(taken)
+            readings = {span.assignment: span.assignment.reading for span in taken}
+            for assignment in readings:
+                assignment.users += 1
+            self._changed.notify_all()
+        return Records(taken, readings)
+
     def fetching(self) -> list[Assignment]:
-        with self.changed:
+        with self._changed:
             return [assignment for assignment in self._assignments.values() if assignment.fetching]
 
     def begin(self, assignment: Assignment, offset: int) -> None:
         """Start, or start again, to read a partition at this offset."""
         assignment.position = offset
-        with self.changed:
+        with self._changed:
             self._drop_buffer(assignment)
             assignment.active = True
             self._to_begin.append((assignment, offset))
-            self.changed.notify_all()
+            self._changed.notify_all()
 
     def suspend(self, assignments: Iterable[Assignment]) -> None:
         """Take nothing more from these, and forget what was read ahead."""
-        with self.changed:
+        with self._changed:
             for assignment in assignments:
                 self._drop_buffer(assignment)
                 assignment.active = False
                 self._to_pause.append(assignment)
-            self.changed.notify_all()
+            self._changed.notify_all()
 
     def owned(self) -> list[Assignment]:
-        with self.changed:
+        with self._changed:
             return list(self._assignments.values())
 
-    @property
-    def buffered(self) -> int:
-        return sum(share.records for share in self.shares)
-
-    @property
-    def buffered_bytes(self) -> int:
-        return sum(share.bytes for share in self.shares)
+    def active(self) -> list[Assignment]:
+        return [assignment for assignment in self.owned() if assignment.active]
 
     def outdated(self, records: Records) -> list[Assignment]:
         """Of records that were taken earlier: the partitions that were left, or are to be read again, since then."""
-        with self.changed:
+        with self._changed:
             return [a for a, reading in records.readings.items() if not a.owned or a.reading != reading]
 
     def use(self, assignments: Iterable[Assignment]) -> None:
-        with self.changed:
+        with self._changed:
             for assignment in assignments:
                 assignment.users += 1
 
     def release(self, assignments: Iterable[Assignment]) -> None:
-        with self.changed:
+        with self._changed:
             for assignment in assignments:
                 assignment.users -= 1
-            self.changed.notify_all()
+            self._changed.notify_all()
 
     # --- for the publish thread ---
 
@@ -277,8 +254,7 @@ class Source:
         return self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
 
     def _wake(self) -> None:
-        for share in self.shares:
-            self._call_soon(share.news.set)
+        self._call_soon(self.news.set)
 
     def _call_soon(self, function: Callable[[], None]) -> None:
         try:
@@ -294,10 +270,9 @@ class Source:
         self.outside = False
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
-        with self.changed:
+        with self._changed:
             for owned in map(_partition, partitions):
-                share = min(self.shares, key=lambda share: len(share.owned()))
-                assignment = self._assignments[owned] = Assignment(owned, share)
+                assignment = self._assignments[owned] = Assignment(owned)
                 self._new.append(assignment)
         self._group_metadata = self._membership()
         log.info("partitions_assigned", partitions=_names(partitions))
@@ -305,9 +280,9 @@ class Source:
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let work under way finish, for a bounded time; the successor repairs whatever does not."""
-        with self.changed:
+        with self._changed:
             leaving = self._leave(partitions)
-            finished = self.changed.wait_for(
+            finished = self._changed.wait_for(
                 lambda: all(not assignment.users for assignment in leaving),
                 self._settings.kafka.revoke_timeout_ms / 1000,
             )
@@ -319,7 +294,7 @@ class Source:
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Somebody else has them already: drop everything at once."""
         self.outside = True
-        with self.changed:
+        with self._changed:
             self._disown(self._leave(partitions))
         consumer.incremental_unassign(partitions)
         log.warning("partitions_lost", partitions=_names(partitions))
@@ -338,17 +313,17 @@ class Source:
             assignment.owned = False
             self._assignments.pop(assignment.partition, None)
             if assignment.users:
-                self._call_soon(assignment.share.lost.set)
+                self._call_soon(self.lost.set)
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
         assignment.reading += 1
-        assignment.share.records -= assignment.buffer.records
-        assignment.share.bytes -= assignment.buffer.bytes
+        self.buffered -= assignment.buffer.records
+        self.buffered_bytes -= assignment.buffer.bytes
         assignment.buffer.clear()
 
     def _serve_requests(self) -> None:
-        with self.changed:
+        with self._changed:
             requests, self._to_begin = self._to_begin, []
             to_pause, self._to_pause = [a for a in self._to_pause if a.owned], []
         if to_pause:
@@ -363,48 +338,36 @@ class Source:
             self._consumer.resume([where])
             self._consumer.incremental_unassign([where])
             self._consumer.incremental_assign([where])
-            if assignment.share in self._throttled:
+            if self._throttled:
                 self._consumer.pause([where])
-            with self.changed:
+            with self._changed:
                 assignment.fetching = assignment.owned
 
     def _throttle(self) -> None:
-        """Hold back while the buffer of a line is full: a moment by not polling, longer by pausing its partitions.
+        """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
 
-        A pause throws away what librdkafka has fetched ahead, so it is kept for a line that does not keep up.
+        A pause throws away what librdkafka has fetched ahead, so it is kept for handlers that do not keep up.
         """
-        limit = self._settings.batch.buffer_bytes // len(self.shares)
-        for share in [share for share in self._throttled if share.bytes <= limit // 2]:
-            self._throttled.discard(share)
-            self._consumer.resume(self._read_for(share))
-        full = [share for share in self.shares if share.bytes >= limit and share not in self._throttled]
-        if not full:
+        limit = self._settings.batch.buffer_bytes
+        if self._throttled:
+            if self.buffered_bytes <= limit // 2:
+                self._throttled = False
+                self._consumer.resume([_topic_partition(assignment) for assignment in self.fetching()])
             return
-        with self.changed:
-            go_on = self.changed.wait_for(
-                lambda: (
-                    all(share.bytes < limit * 3 // 4 for share in full)
-                    or self._to_begin
-                    or self._to_pause
-                    or self._closing
-                ),
+        if self.buffered_bytes < limit:
+            return
+        with self._changed:
+            go_on = self._changed.wait_for(
+                lambda: self.buffered_bytes < limit * 3 // 4 or self._to_begin or self._to_pause or self._closing,
                 FULL_SECONDS,
             )
         if not go_on:
-            for share in [share for share in full if share.bytes >= limit * 3 // 4]:
-                self._throttled.add(share)
-                self._consumer.pause(self._read_for(share))
+            self._throttled = True
+            self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
 
     def _starving(self) -> bool:
-        """Whether a line that is being read for has not even its next batch."""
-        batch = self._settings.batch
-        return any(
-            not share.has_a_batch(batch.max_messages, batch.max_bytes)
-            for share in {assignment.share for assignment in self.fetching()} - self._throttled
-        )
-
-    def _read_for(self, share: Share) -> list[TopicPartition]:
-        return [_topic_partition(assignment) for assignment in self.fetching() if assignment.share is share]
+        """Whether there is not even the next batch, although something is being read."""
+        return not (self.has_a_batch or self._throttled) and bool(self.fetching())
 
     def _keep(self, messages: list[Any]) -> None:
         bad = [message for message in messages if message.error() is not None]
@@ -416,12 +379,12 @@ class Source:
             assignment = self._assignments.get(partition)
             if assignment is not None and assignment.fetching:
                 decoded.append((assignment, self._decoder.decode_all(raws, assignment).spans))
-        with self.changed:
+        with self._changed:
             for assignment, spans in decoded:
                 if assignment.fetching:
                     assignment.buffer.extend(spans)
-                    assignment.share.records += sum(map(len, spans))
-                    assignment.share.bytes += memory(spans)
+                    self.buffered += sum(map(len, spans))
+                    self.buffered_bytes += memory(spans)
         self._wake()
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:

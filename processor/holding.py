@@ -136,7 +136,7 @@ class Holding:
                 self._readiness.clear(assignment)
 
     def look(self) -> None:
-        """Raises Halt if nothing is left that could go on, here or in another line."""
+        """Raises Halt if nothing is left that could go on."""
         for assignment in [a for a in (*self._halted, *self._obstructed) if not a.owned]:
             self._halted.discard(assignment)
             self._obstructed.discard(assignment)

@@ -72,9 +72,9 @@ TAKE_OVER = """
                OR status = 'processing' AND (lease_owner = $4 OR lease_until < now()))
         ORDER BY key FOR UPDATE
     )
-    UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = now(), payload_hash = m.hash,
-           type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL, starts = NULL,
-           lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
+    UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = clock_timestamp(),
+           payload_hash = m.hash, type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL,
+           starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
     FROM taken JOIN unnest($1::uuid[], $2::text[], $3::integer[]) AS m(key, type, hash) ON m.key = taken.key
     WHERE inbox.key = taken.key
     RETURNING inbox.key, inbox.attempts
@@ -85,10 +85,10 @@ KEEP = """
     INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, finished_at, error, record_key,
                        payload, headers, timestamp_ms, first_failed_at, parked_key, history)
     SELECT m.key, m.source, m.position, m.hash, m.status::inbox_status, m.id, m.type,
-           CASE WHEN m.reason IS NOT NULL THEN now() END, m.error, m.record_key, m.payload, m.headers, m.at,
-           CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, now()) END, m.parked_key,
+           CASE WHEN m.reason IS NOT NULL THEN clock_timestamp() END, m.error, m.record_key, m.payload, m.headers, m.at,
+           CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, clock_timestamp()) END, m.parked_key,
            CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(
-               jsonb_build_object('at', now(), 'event', 'failed', 'class', m.class, 'reason', m.reason)) END
+               jsonb_build_object('at', clock_timestamp(), 'event', 'failed', 'class', m.class, 'reason', m.reason)) END
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::json[],
                 $8::bytea[], $9::bytea[], $10::json[], $11::bigint[], $12::text[], $13::timestamptz[], $14::bytea[],
                 $15::text[], $16::text[])
@@ -127,12 +127,12 @@ NOTE = """
     WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
                        payload, headers, timestamp_ms, first_failed_at)
-    SELECT $1, owner.source, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, now() FROM owner
+    SELECT $1, owner.source, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
     ON CONFLICT (key) DO UPDATE
     SET status = 'pending', starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
         error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
         headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, message_id = excluded.message_id,
-        type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, now()),
+        type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, clock_timestamp()),
         attempts = CASE WHEN inbox.status = 'pending' OR inbox.status = 'processing' THEN inbox.attempts + 1 ELSE 1 END
     WHERE inbox.status IN ('failed', 'pending', 'parked')
        OR inbox.status = 'processing' AND inbox.lease_owner = $13

@@ -1,16 +1,16 @@
-"""A line of batches: take -> claim -> handle -> commit Postgres -> publish, and one way back from trouble.
+"""The loop: take -> claim -> handle -> commit Postgres -> publish, and one way back from trouble.
 
 `_commit` is the protocol: the order of its calls is the guarantee. Whatever goes wrong in it, or
 in the publication that runs beside the next batch, ends in `_start_over`: read from Postgres and
 Kafka what was committed, bring the two in step (recovery.py), go on from there. Nothing is
 concluded from how an attempt looked from here.
-
-A line has a share of the partitions to itself. An engine has one line, or several side by side (engine.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dead_letters, failpoints, failures, outputs, parking, recovery, slots, sqlstates
+from processor import dead_letters, failpoints, failures, identity, outputs, parking, recovery, slots, sqlstates
 from processor.ahead import Ahead
 from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait, let_go
@@ -29,11 +29,11 @@ from processor.budget import Budget
 from processor.consumer import Assignment
 from processor.database import QueuedWriteFailed
 from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError
-from processor.failures import Kind
+from processor.failures import Judge, Kind
 from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
-from processor.ledger import Advance, Sent
+from processor.ledger import Advance, Ledger, Sent
 from processor.outputs import Parcel
 from processor.postgres import Session, end_frozen
 from processor.publications import Batch as Committed
@@ -49,9 +49,7 @@ if TYPE_CHECKING:
 
     from processor.cluster import Cluster
     from processor.config import Settings
-    from processor.consumer import Share, Source
-    from processor.failures import Judge
-    from processor.ledger import Ledger
+    from processor.consumer import Source
     from processor.readiness import Readiness
     from processor.recovery import Step
 
@@ -83,54 +81,38 @@ class Counts:
     batches: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What all lines of a process work with."""
-
-    settings: Settings
-    source: Source
-    cluster: Cluster
-    handlers: asyncio.Lock  # of whoever is with its handlers: those of one batch at a time
-    ledger: Ledger
-    judge: Judge
-    readiness: Readiness
-    counts: Counts
-    owner: str
-    key_of: Callable[[str], bytes]
-    acts: bool  # there are handlers that act outside
-
-
-class Line:
-    def __init__(self, tools: Tools, share: Share) -> None:
-        settings = tools.settings
+class Loop:
+    def __init__(
+        self, settings: Settings, source: Source, cluster: Cluster, readiness: Readiness, *, acts: bool
+    ) -> None:
         self._settings = settings
         self._consumer = settings.consumer
-        self._source = tools.source
-        self._share = share
-        self._cluster = tools.cluster
-        # One for each line: who waits for a key there must not keep whoever has the key from finishing.
+        self._source = source
+        self._cluster = cluster
         self._control = Session(settings, "control", retried=True)
         self._slot: int | None = None
-        # Of a lease it must be known which line has it: another one waits for it as another process does.
-        name = f"{tools.owner}:{uuid.uuid4().hex[:8]}"
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        # A lease outlives its owner: it must not be taken for that of another one with the same process id.
+        lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
+        self._key_of = identity.inbox_key(settings.consumer)
         self._turns = Turns(settings.consumer)
-        self._inbox = Inbox(tools.key_of, settings.message.on_collision, name, settings.effects.lease_ms, self._turns)
-        self._ledger = tools.ledger
-        self._judge = tools.judge
-        self._attempts = Attempts(settings, share, self._control, self._inbox)
-        self._holding = Holding(settings, self._source, self._control, self._inbox, self._judge, tools.readiness)
-        self._readiness = tools.readiness
-        self._counts = tools.counts
-        self._key_of = tools.key_of
-        self._acts = tools.acts
-        self._handlers = tools.handlers
-        self._publisher = Publisher(settings.kafka, self._lease, tools.source.group_metadata)
+        self._inbox = Inbox(
+            self._key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms, self._turns
+        )
+        self._ledger = Ledger(settings.consumer, owner)
+        self._judge = Judge(settings)
+        self._attempts = Attempts(settings, source, self._control, self._inbox)
+        self._holding = Holding(settings, source, self._control, self._inbox, self._judge, readiness)
+        self._readiness = readiness
+        self.counts = Counts()
+        self._acts = acts  # there are handlers that act outside
+        self._publisher = Publisher(settings.kafka, self._lease, source.group_metadata)
         self._parks = settings.failure.policy == "park-key"
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
-        self._ahead = Ahead(settings, self._source, share, self._inbox, self._turns)
+        self._ahead = Ahead(settings, source, self._inbox, self._turns)
         self._last_took = 0.0  # seconds
-        self._publications = Publications(settings.batch, self._source, self._publisher, self._share.news.set)
+        self._publications = Publications(settings.batch, source, self._publisher, source.news.set)
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unmarked: dict[Assignment, int] = {}  # of which outputs are stored, and up to where
         self._careful: dict[str, int] = {}  # statements of which writes were refused, and for how many batches more
@@ -140,7 +122,7 @@ class Line:
     def stop(self) -> None:
         """Finish the batch at hand, then leave."""
         self._stopping = True
-        self._share.news.set()
+        self._source.news.set()
 
     async def open(self) -> None:
         """Have a producer, while the group is being joined; if that does not go, recovery comes again."""
@@ -188,43 +170,40 @@ class Line:
         A batch that is not full waits while Kafka is at the one before, and so all that comes in meanwhile is in it.
         Under a backlog it lingers for company.
         """
-        batch = self._settings.batch
         if not (self._publications.idle or self._has_more()):
             self._publications.hurry()
             await self._gather(lambda: self._publications.idle, None)
-        if self._backlog and self._share.records and not self._ahead.has_next:
-            await self._gather(lambda: False, batch.linger_ms / 1000)
-        self._share.news.clear()
+        if self._backlog and self._source.buffered and not self._ahead.has_next:
+            await self._gather(lambda: False, self._settings.batch.linger_ms / 1000)
+        self._source.news.clear()
         self._source.raise_failure()
         self._publications.raise_failure()
         self._recover_new()
         self._holding.look()
         self._look_for_the_group()
-        records = await self._ahead.take() or self._share.take(batch.max_messages, batch.max_bytes)
+        records = await self._ahead.take() or self._source.take()
         if records:
-            self._backlog = len(records) >= batch.max_messages // 2
+            self._backlog = len(records) >= self._settings.batch.max_messages // 2
             return records
         self._backlog = False
         try:
             async with asyncio.timeout(IDLE_SECONDS):
-                await self._share.news.wait()
+                await self._source.news.wait()
         except TimeoutError:
             await self._mark_sent()
         return ()
 
     def _has_more(self) -> bool:
         """Whether the next batch is at hand, and full."""
-        batch = self._settings.batch
-        return self._ahead.has_next or self._share.has_a_batch(batch.max_messages, batch.max_bytes)
+        return self._ahead.has_next or self._source.has_a_batch
 
     async def _gather(self, enough: Callable[[], bool], seconds: float | None) -> None:
         """Let records come in until there is a full batch of them, or it is `enough`, or the time is over."""
-        batch = self._settings.batch
         try:
             async with asyncio.timeout(seconds):
-                while not (self._stopping or enough() or self._share.has_a_batch(batch.max_messages, batch.max_bytes)):
-                    self._share.news.clear()
-                    await self._share.news.wait()
+                while not (self._stopping or enough() or self._source.has_a_batch):
+                    self._source.news.clear()
+                    await self._source.news.wait()
                     self._look_for_the_group()
         except TimeoutError:
             pass
@@ -254,11 +233,11 @@ class Line:
                 except Cut as cut:
                     batch.cut(cut.index)
                 except Culprit as culprit:
-                    self._counts.retried += await self._holding.blame(batch, part[culprit.index], culprit.error)
+                    self.counts.retried += await self._holding.blame(batch, part[culprit.index], culprit.error)
                 except Unattributed as problem:
                     alone = batch.narrow()
                     if alone is not None:
-                        self._counts.retried += await self._holding.blame(batch, alone, problem.error)
+                        self.counts.retried += await self._holding.blame(batch, alone, problem.error)
                 except Exhausted as exhausted:
                     await self._holding.exhausted(batch, part, exhausted)
                 except Stop as stop:
@@ -356,7 +335,7 @@ class Line:
             try:
                 claims = await self._ahead.claims(connection, records) or await self._claim(connection, records)
                 failpoints.reach("after_claim")
-                work = await self._handle(connection, records, claims)
+                work = await self._handle(records, claims)
                 undone = self._undone(records, claims)
                 parked = [record for record in undone if record.parked]
                 failed = [record for record in undone if not record.parked]
@@ -399,7 +378,7 @@ class Line:
         self._publications.add(Committed(shares, parcels), more=self._has_more())
         self._count(records, claims, failed, parked, work)
 
-    async def _handle(self, connection: Connection[Row], records: Sequence[Record], claims: Claims) -> Work:
+    async def _handle(self, records: Sequence[Record], claims: Claims) -> Work:
         cautious = any(assignment.caution for assignment in assignments_of(records))
         handling = Handling(
             self._settings,
@@ -411,27 +390,8 @@ class Line:
             mark=self._mark if cautious else None,
             meanwhile=lambda: None if told(records) else self._ahead.start(self._last_took),
         )
-        # The last thing to wait for: whoever has it waits for nobody who wants it.
-        await self._until_free(connection)
-        try:
-            await handling.run()
-        finally:
-            self._handlers.release()
+        await handling.run()
         return await handling.work()
-
-    async def _until_free(self, connection: Connection[Row]) -> None:
-        """Wait until no other line is with its handlers, and keep the transaction awake meanwhile."""
-        if not self._handlers.locked():
-            await self._handlers.acquire()  # at once: the handlers' first statement goes out before the claim ahead
-            return
-        turn = asyncio.ensure_future(self._handlers.acquire())
-        try:
-            while not (await asyncio.wait({turn}, timeout=self._settings.database.idle_seconds))[0]:
-                await connection.execute("SELECT 1")
-        except BaseException:
-            if not turn.cancel():
-                self._handlers.release()
-            raise
 
     async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
         await connection.execute(self._turns.begin)
@@ -567,10 +527,10 @@ class Line:
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                self._share.lost.clear()
+                self._source.lost.clear()
                 if not all(assignment.owned for assignment in used):
                     raise Fenced("a partition was lost while its records were being processed")
-                lost = asyncio.ensure_future(self._share.lost.wait())
+                lost = asyncio.ensure_future(self._source.lost.wait())
                 try:
                     await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -609,17 +569,17 @@ class Line:
         for task in [task for task in self._recoveries if task.done()]:
             self._recoveries.discard(task)
             task.result()
-        new = self._share.take_new()
+        new = self._source.take_new()
         if new:
             task = asyncio.create_task(self._recover_all(new))
-            task.add_done_callback(lambda _: self._share.news.set())
+            task.add_done_callback(lambda _: self._source.news.set())
             self._recoveries.add(task)
 
     async def _start_over(self, trouble: Exception) -> None:
         log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
         self._readiness.obstruct(self, str(trouble))
         await self._ahead.drop()
-        affected = [*self._share.active(), *self._holding.owned()]
+        affected = [*self._source.active(), *self._holding.owned()]
         self._source.suspend(affected)
         await self._publications.abandon()
         self._unmarked.clear()
@@ -743,7 +703,7 @@ class Line:
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""
-        await self._abandon((), self._share.owned())
+        await self._abandon((), self._source.owned())
         try:
             await self._mark_sent()
         except Trouble as trouble:
@@ -757,7 +717,7 @@ class Line:
         parked: Sequence[Record],
         work: Work,
     ) -> None:
-        counts = self._counts
+        counts = self.counts
         counts.batches += 1
         counts.records += len(records)
         counts.failed += len(failed)

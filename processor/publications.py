@@ -46,7 +46,7 @@ class Batch:
 
 
 class Publications:
-    """Of one line, in the order of its batches. What goes wrong is raised to whoever waits for room or for the end."""
+    """In the order of the batches. What goes wrong is raised to whoever waits for room or for the end."""
 
     def __init__(self, settings: BatchSettings, source: Source, publisher: Publisher, tell: Callable[[], None]) -> None:
         self._max_bytes = settings.max_bytes

@@ -16,12 +16,12 @@ KILLS = [("after_claim", 2), ("after_postgres_commit", 3), ("after_produce", 2),
 RANDOM_KILLS = 2
 
 
-@pytest.mark.parametrize(("protocol", "in_flight"), [("classic", 1), ("consumer", 2)])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_killed_at_full_speed_in_the_middle_of_a_backlog_each_order_counts_once(
-    protocol: str, in_flight: int, deployment: Deploy, start: Start, subtests: pytest.Subtests
+    protocol: str, deployment: Deploy, start: Start, subtests: pytest.Subtests
 ) -> None:
     """Thousands of records in each transaction, and the next ones read, decoded and claimed beside its publication."""
-    settings = {"profile": "throughput", "batch": {"max_messages": 2000, "in_flight": in_flight}}
+    settings = {"profile": "throughput", "batch": {"max_messages": 2000}}
     deployed = deployment(protocol=protocol, handler="reserve_many", settings=settings)
     verifier = deployed.verifier()
     feed = deployed.feed()

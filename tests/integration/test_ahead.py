@@ -129,7 +129,7 @@ def on_batch_with(monkeypatch: pytest.MonkeyPatch, id_: str, do: Meet) -> None:
 async def claimed(engine: Engine) -> None:
     """Until the claim ahead of the batch at hand is made; it begins when a handler waits for the first time."""
     await asyncio.sleep(0)
-    task = engine._lines[0]._ahead._claim
+    task = engine._loop._ahead._claim
     assert task is not None, "nothing is claimed ahead"
     await asyncio.wait({task})
 
@@ -408,7 +408,7 @@ async def test_message_fails_while_the_next_batch_is_claimed(
         if f"m{bad}" in messages.ids:
             if not tries:
                 await claimed(b.engines[0])
-            tries.append((len(messages), b.engines[0]._lines[0]._ahead._claim is not None))
+            tries.append((len(messages), b.engines[0]._loop._ahead._claim is not None))
             raise RuntimeError("as told")
 
     monkeypatch.setattr(handlers, "meet", fail)
@@ -468,7 +468,7 @@ async def test_message_is_tried_again_while_the_next_batch_is_claimed(
         if later in messages.ids:
             if not ahead_of_it:
                 await claimed(b.engines[0])
-            ahead_of_it.append(b.engines[0]._lines[0]._ahead._claim is not None)
+            ahead_of_it.append(b.engines[0]._loop._ahead._claim is not None)
             if len(messages) == 1:
                 alone.append(messages[0].attempt)
             if len(alone) < 3:
@@ -550,7 +550,7 @@ async def test_claim_ahead_that_is_killed_is_made_again_in_its_turn(
         await claimed(b.engines[0])
         rows = await db.fetch(f"SELECT pg_terminate_backend(pid) AS done FROM pg_stat_activity WHERE {IS_AHEAD}")
         killed.extend(row["done"] for row in rows)
-        other = b.engines[0]._lines[0]._ahead._other._connection
+        other = b.engines[0]._loop._ahead._other._connection
         assert other is not None
         await b.until(other.is_closed, "the end of the connection is noticed")
 
@@ -640,7 +640,7 @@ async def test_partition_that_is_revoked_while_a_batch_of_it_is_taken_ahead_is_l
 
         async def hold(messages: Messages[Any], db: Database) -> None:
             await asyncio.sleep(0)  # what is taken ahead is taken when a handler waits for the first time
-            taken = first._lines[0]._ahead._next
+            taken = first._loop._ahead._next
             if at_hand.is_set() or taken is None or len(taken.readings) < 2:
                 return
             await claimed(first)

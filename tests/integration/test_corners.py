@@ -113,7 +113,7 @@ async def test_refused_write_that_surfaces_in_a_neighbour_who_swallows_it_costs_
     async with b.running():
         b.send(messages("bad"))
         await b.done()
-        assert len(b.engines[0]._lines[0]._careful) == 1, "with the one statement that was refused"
+        assert len(b.engines[0]._loop._careful) == 1, "with the one statement that was refused"
         await in_one_batch(
             b,
             [
@@ -184,14 +184,13 @@ async def test_partition_that_is_about_to_be_read_counts_as_active(bench: MakeBe
     b = bench()
     settings = config.load(b.config, {})
     source = Source(settings, Decoder(settings, dispatch.load(settings)))  # never started: nobody serves its requests
-    (share,) = source.shares
-    assignment = Assignment(Partition(b.input, 0), share)
+    assignment = Assignment(Partition(b.input, 0))
     source._assignments[assignment.partition] = assignment
-    assert share.active() == []
+    assert source.active() == []
     source.begin(assignment, 0)
-    assert (share.active(), source.fetching()) == ([assignment], [])
+    assert (source.active(), source.fetching()) == ([assignment], [])
     source.suspend([assignment])
-    assert share.active() == []
+    assert source.active() == []
     source._consumer.close()
 
 
@@ -205,7 +204,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
         (engine,) = b.engines
         source = engine._source
         await b.until(source.fetching, "ready")
-        publish, serve_requests = engine._lines[0]._publisher.publish, source._serve_requests
+        publish, serve_requests = engine._loop._publisher.publish, source._serve_requests
         stalled = failed = False
 
         async def fail_once(outgoing: Any, *arguments: Any) -> None:
@@ -220,7 +219,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
             if not stalled:
                 serve_requests()
 
-        monkeypatch.setattr(engine._lines[0]._publisher, "publish", fail_once)
+        monkeypatch.setattr(engine._loop._publisher, "publish", fail_once)
         monkeypatch.setattr(source, "_serve_requests", serve_unless_stalled)
         stalled = True
         b.send(messages("m0", "m1"))

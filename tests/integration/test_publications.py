@@ -38,14 +38,14 @@ class Kafka:
     """Stands before the publisher: counts what goes by, and holds it up or refuses it when told so."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        (line,) = engine._lines
-        self._publish = line._publisher.publish
+        loop = engine._loop
+        self._publish = loop._publisher.publish
         self.open = asyncio.Event()
         self.refuses_after: int | None = None  # so many transactions, and only once
         self.refused = False
         self.sent: list[int] = []  # outputs of each transaction
         self.waiting = 0
-        monkeypatch.setattr(line._publisher, "publish", self._watched)
+        monkeypatch.setattr(loop._publisher, "publish", self._watched)
 
     async def _watched(self, parcels: Sequence[Any], *arguments: Any) -> None:
         outputs = sum(map(len, parcels))
@@ -141,15 +141,15 @@ async def test_what_may_be_between_the_two_systems_is_bounded(
     b = bench("by_column", batch=BATCH)
     async with b.running():
         kafka = await behind_the_first(b, monkeypatch, batches=2 * FULL)
-        (line,) = b.engines[0]._lines
+        loop = b.engines[0]._loop
         held_up = asyncio.Event()
-        wait = line._publications._next
+        wait = loop._publications._next
 
         async def watched() -> None:
             held_up.set()
             await wait()
 
-        monkeypatch.setattr(line._publications, "_next", watched)
+        monkeypatch.setattr(loop._publications, "_next", watched)
         handlers.gate.set()
         await b.until(held_up.is_set, "no room")
         assert len(await b.rows("SELECT FROM unsent")) == 2 * TOGETHER
