@@ -89,14 +89,14 @@ SUBJECTS = (
     Processor("batch-2", "processor, batch handler, 2 workers", workers=2),
     Processor("objects", "processor, batch handler, a list of messages", handler="objects"),
     Processor("collect", "processor, per message: collect", handler="collect"),
-    Processor("write", "processor, per message: write", handler="write", share=0.25),
+    Processor("write", "processor, per message: write", handler="write", share=0.125),
     Processor(
         "poison",
         "processor, per message: write, 1 % poison",
         handler="write_or_reject",
-        share=0.25,
+        share=0.125,
         poison_one_in=100,
     ),
-    Processor("execute", "processor, per message: execute", handler="execute", share=0.04),
-    Subject("single", "one transaction per record", "benchmarks.single", share=0.001),
+    Processor("execute", "processor, per message: execute", handler="execute", share=0.02),
+    Subject("single", "one transaction per record", "benchmarks.single", share=0.0005),
 )
