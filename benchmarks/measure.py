@@ -86,7 +86,7 @@ def complete(site: Site, subject: Subject, job: Job, records: int, tell: Tell = 
 
 
 def _watch(site: Site, job: Job, running: Running, records: int, tell: Tell) -> tuple[Sample, Sample]:
-    """Wait until all outputs are visible; gives what had been used after the warm-up, and in the end."""
+    """Wait until all outputs are visible; gives what had been used at both ends of what is measured."""
     roots = {"subject": [running.pid], **site.pids}
     first: Sample | None = None
     last: Sample | None = None
@@ -98,7 +98,7 @@ def _watch(site: Site, job: Job, running: Running, records: int, tell: Tell) -> 
             done = progress.look()
             if first is None and done >= records * stats.WARM_UP:
                 first = cpu.sample(time.time() * 1000, roots)
-            if last is None and progress.counting:
+            if last is None and done >= records * stats.STEADY_UNTIL:
                 last = cpu.sample(time.time() * 1000, roots)
             if progress.complete:
                 assert first is not None

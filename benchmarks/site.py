@@ -29,6 +29,7 @@ PARTITIONS = 4
 POSTGRES_SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "4GB",
+    "min_wal_size": "1GB",
     "checkpoint_timeout": "15min",
     "effective_io_concurrency": "16",
 }
@@ -111,6 +112,7 @@ def of_own(stack: Stack, *, quiet: bool = True) -> Iterator[Site]:
         database.Server(stack.postgres_url).set(POSTGRES_SETTINGS)
         stack.postgres.restart()
         with shared(stack) as site:
+            site.server.settle_in()
             site.settings = {"postgres": dict(POSTGRES_SETTINGS), "broker": dict(BROKER_SETTINGS)}
             yield site
     finally:

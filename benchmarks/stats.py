@@ -6,17 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+# The part of a run that is measured. Before it all warm up and buffers fill; behind it what was read and decoded
+# ahead is used up, and whoever reads ahead most would have the least left to do.
 WARM_UP = 0.1
+STEADY_UNTIL = 0.75
 
 
 def steady_rate(appended_ms: Sequence[int]) -> float:
-    """Outputs per second by their append times, without the first tenth."""
+    """Outputs per second by their append times, as long as there is plenty to do."""
     times = sorted(appended_ms)
-    first = int(len(times) * WARM_UP)
-    seconds = (times[-1] - times[first]) / 1000
+    first, last = int(len(times) * WARM_UP), int(len(times) * STEADY_UNTIL)
+    seconds = (times[last] - times[first]) / 1000
     if seconds <= 0:
         raise ValueError("all outputs carry the same time: too few records for a rate")
-    return (len(times) - first) / seconds
+    return (last - first) / seconds
 
 
 def ratio(rates: Mapping[int, float], reference: Mapping[int, float]) -> float | None:

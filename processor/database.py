@@ -129,7 +129,8 @@ def _is_transaction_command(sql: str) -> bool:
 class _Group:
     """Queued calls that are sent together, each with the message it is for. Rows that were withdrawn are None."""
 
-    def __init__(self, what: str, form: Any) -> None:
+    def __init__(self, number: int, what: str, form: Any) -> None:
+        self.number = number  # in the order in which they are sent
         self.what = what
         self.form = form
         self.rows: list[tuple[Any, ...] | None] = []
@@ -203,38 +204,34 @@ class Queue:
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
         self._on_trial: Sequence[int | None] = ()  # those of which it is seeing something that may be taken back
         self._open = True
-        self.allowed: set[str] = set()  # statements that have been looked at, as long as it is open
-        self._failed: Exception | None = None
+        # A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error.
+        self.failed: Exception | None = None
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
-        self._newest_group_of: dict[tuple[type[_Group], str, object], int] = {}
-        self._newest_group_of_key: dict[object, int] = {}
+        self._last_number = 0
+        # Of each statement, or table and columns, the newest group. There is none of what has not been checked.
+        self.written: dict[str, _Group] = {}
+        self.collected: dict[str, _Group] = {}
+        self.inserted: dict[tuple[str, tuple[str, ...]], _Group] = {}
+        self.newest_of_key: dict[object, int] = {}  # the number of the newest group that something was queued to
 
-    def put(
-        self, owner: int | None, key: object, kind: type[_Group], what: str, form: object, row: tuple[Any, ...]
-    ) -> Queued:
-        """Add to the newest group of its kind, unless that would overtake something queued for the same key."""
-        group_of = (kind, what, form)
-        index = self._newest_group_of.get(group_of, -1)
-        newest = self._newest_group_of_key.setdefault(key, index)
-        if index < 0 or newest > index:
-            index = self._newest_group_of[group_of] = len(self._groups)
-            self._groups.append(kind(what, form))
-        if newest != index:
-            self._newest_group_of_key[key] = index
-        group = self._groups[index]
-        group.rows.append(row)
-        group.owners.append(owner)
-        return QUEUED
+    def new_group(self, kind: type[_Group], what: str, form: Any) -> _Group:
+        """One that is sent after all others."""
+        self.check(what if kind is not _Copy else "")
+        self._last_number += 1
+        group = kind(self._last_number, what, form)
+        self._groups.append(group)
+        return group
 
     def keep_order(self) -> None:
         """What is queued from now on is sent after all that is queued already, whatever its key."""
-        self._newest_group_of.clear()
+        self.written.clear()
+        self.collected.clear()
+        self.inserted.clear()
 
     def raise_failure(self) -> None:
-        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
-        if self._failed is not None:
-            raise self._failed
+        if self.failed is not None:
+            raise self.failed
 
     def reach(self, owner: int | None) -> None:
         """Postgres is going to see something of this message."""
@@ -255,8 +252,8 @@ class Queue:
         if not self._groups:
             return
         self._sending, self._groups = self._groups, []
-        self._newest_group_of.clear()
-        self._newest_group_of_key.clear()
+        self.keep_order()
+        self.newest_of_key.clear()
         self.note_sent()
         for group in self._sending:
             try:
@@ -266,13 +263,13 @@ class Queue:
                     self._reached.update(group.owners)
                     await group.send(self.statements, rows)
             except Culprit as culprit:
-                self._failed = culprit
+                self.failed = culprit
                 raise
             except Exception as error:
-                self._failed = group.failure(error)
-                raise self._failed from error
+                self.failed = group.failure(error)
+                raise self.failed from error
             except BaseException:  # cut off: what became of it is not known, and the rest was not sent
-                self._failed = group.failure(RuntimeError("was cut off"))
+                self.failed = group.failure(RuntimeError("was cut off"))
                 raise
         self._sending = []
 
@@ -325,17 +322,14 @@ class Queue:
         self.last_sent = asyncio.get_running_loop().time()
 
     def check(self, sql: str) -> None:
-        if sql in self.allowed:
-            return
         if not self._open:
             raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
         if _is_transaction_command(sql):
             raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
-        self.allowed.add(sql)
 
     def close(self) -> None:
         self._open = False
-        self.allowed.clear()
+        self.keep_order()
         del self._refused  # refers to who has us: together they would keep the batch until garbage is collected
 
 
@@ -347,6 +341,7 @@ class Database:
         self._arguments = queue.statements.arrays.arguments
         self._key: object = None
         self._owner: int | None = None
+        self._newest = 0  # the number of the newest group that something was queued to for this key
 
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
@@ -372,10 +367,10 @@ class Database:
         Queued statements with the same SQL run together. Those of messages with the same key keep
         their order whatever their SQL; between different keys only the order of equal SQL is kept.
         """
-        queue = self._queue
-        if sql not in queue.allowed:
-            queue.check(sql)
-        return queue.put(self._owner, self._key, _Each, sql, None, args)
+        group = self._queue.written.get(sql)
+        if group is None or group.number < self._newest:  # that would overtake something
+            group = self._queue.written[sql] = self._queue.new_group(_Each, sql, None)
+        return self._put(group, args)
 
     def collect(self, sql: str, *args: Any) -> Queued:
         """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
@@ -386,22 +381,38 @@ class Database:
         """
         if not args:
             raise TypeError("collect() needs at least one argument to gather; without any, use write()")
-        queue = self._queue
-        if sql not in queue.allowed:
-            queue.check(sql)
-        return queue.put(self._owner, self._key, _Arrays, sql, len(args), args)
+        group = self._queue.collected.get(sql)
+        if group is None or group.number < self._newest or group.form != len(args):
+            group = self._queue.collected[sql] = self._queue.new_group(_Arrays, sql, len(args))
+        return self._put(group, args)
 
     def insert(self, table: str, **columns: Any) -> Queued:
         """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
         if not columns:
             raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
-        self._queue.check("")
-        return self._queue.put(self._owner, self._key, _Copy, table, tuple(columns), tuple(columns.values()))
+        names = tuple(columns)
+        group = self._queue.inserted.get((table, names))
+        if group is None or group.number < self._newest:
+            group = self._queue.inserted[table, names] = self._queue.new_group(_Copy, table, names)
+        return self._put(group, tuple(columns.values()))
+
+    def _put(self, group: _Group, row: tuple[Any, ...]) -> Queued:
+        self._newest = group.number
+        group.rows.append(row)
+        group.owners.append(self._owner)
+        return QUEUED
 
     # --- for the engine ---
 
     def serve(self, key: object, owner: int | None = None) -> None:
-        """What follows is done for a message with this key; `owner` is its place in the batch."""
+        """What follows is done for a message with this key; `owner` is its place in the batch.
+
+        None in the end: what was queued for the last key is known to whoever serves it next.
+        """
+        newest_of_key = self._queue.newest_of_key
+        if self._newest:
+            newest_of_key[self._key] = self._newest
+        self._newest = newest_of_key.get(key, 0)
         self._key = key
         self._owner = owner
 

@@ -248,6 +248,7 @@ class Handling:
             argument = Messages.of(messages())
         with Watch() as watch:
             value = await watch.call(route, argument, database)
+        database.serve(None)
         self._queue.raise_failure()
         self._given.append((route, indices, argument, value))
 
@@ -297,10 +298,11 @@ class Handling:
                     await self._one_by_one(waiting.popleft(), database, watch)
                 except Exception as error:
                     self._troubles.append(error)
+        database.serve(None)
 
     async def _one_by_one(self, indices: Sequence[int], database: Database, watch: Watch) -> None:
         """Run the handlers of these. Raises Culprit if a message is to blame and the batch cannot go on as it is."""
-        queue, messages = self._queue, self._messages
+        queue, messages, idle_at_most = self._queue, self._messages, self._idle_at_most
         route_of_all = None if self._bulk is None else self._bulk.route
         for index in indices:
             if self._troubles:
@@ -312,25 +314,28 @@ class Handling:
                 route, effect = _route(record), record.effect
                 if route.effect and effect is None:
                     raise Again(f"{record.coordinates}: became free only now")
-            now = watch.now()
-            if now - queue.last_sent > self._idle_at_most:
+            if watch.begin(route) - queue.last_sent > idle_at_most:
+                watch.end()
                 await database.stay_awake()
-            database.serve(message if message.key is None else (message.partition, message.key), index)
+                watch.begin(route)
+            key = message.key
+            database.serve(message if key is None else (message.partition, key), index)
             if self._careful:
                 self._serving.add(index)
             try:
                 if effect is not None:
                     value = effect.apply(database)
                 else:
-                    watch.begin(route, now)
                     try:  # what `call` does, without a coroutine more for each message
                         value = await route.handler(message, database)
                     except asyncio.CancelledError as error:
                         watch.explain(route, error)
                         raise
                     finally:
-                        watch.end()
-                queue.raise_failure()
+                        if watch.expired:
+                            watch.end()
+                if queue.failed is not None:
+                    raise queue.failed
                 if type(value) is Output:
                     self._outputs.append(value)
                     self._where.append(index)
@@ -466,13 +471,13 @@ class Watch:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
+        self._now = self._loop.time
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._expired = False
+        self.expired = False
 
     def __enter__(self) -> Self:
         return self
@@ -483,7 +488,7 @@ class Watch:
 
     async def call(self, route: Route, argument: Any, database: Any) -> Any:
         """A handler's answer."""
-        self.begin(route, self.now())
+        self.begin(route)
         try:
             return await route.handler(argument, database)
         except asyncio.CancelledError as error:
@@ -492,26 +497,28 @@ class Watch:
         finally:
             self.end()
 
-    def begin(self, route: Route, now: float) -> None:
-        """A handler is about to be called."""
+    def begin(self, route: Route) -> float:
+        """A handler is about to be called; gives the time."""
+        now = self._now()
         self._deadline = now + route.timeout_seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._look)
+        return now
 
     def explain(self, route: Route, error: asyncio.CancelledError) -> None:
         """That something inside a handler was cancelled is its failure, unless it was us who did it."""
-        if self._expired:
-            self._expired = False
+        if self.expired:
+            self.expired = False
             if self._task.uncancel() == 0:
                 raise HandlerTimeout(f"{route.name} took longer than {route.timeout_seconds:g} s") from None
         if not self._task.cancelling():
             raise RuntimeError("the handler let a cancellation through") from error
 
     def end(self) -> None:
-        """It has come to its end, whichever."""
+        """It has come to its end, whichever. Need not be said if the next one begins before anybody waits."""
         self._deadline = None
-        if self._expired:  # it went on regardless
-            self._expired = False
+        if self.expired:  # it went on regardless
+            self.expired = False
             self._task.uncancel()
 
     def _look(self) -> None:
@@ -519,7 +526,7 @@ class Watch:
         if self._deadline is None:
             return
         if self._loop.time() >= self._deadline:
-            self._expired = True
+            self.expired = True
             self._task.cancel()
         else:
             self._timer = self._loop.call_at(self._deadline, self._look)

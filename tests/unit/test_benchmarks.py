@@ -76,9 +76,11 @@ def test_an_output_that_cannot_be_read_or_has_another_key_was_never_ordered(key:
     assert order_id not in ORDERS
 
 
-def test_the_first_tenth_does_not_count() -> None:
+def test_neither_the_first_tenth_nor_the_last_quarter_counts() -> None:
     slow_start = [0, *(60_000 + n for n in range(1, 1000))]
     assert stats.steady_rate(slow_start) == pytest.approx(1000, rel=0.01)
+    slow_end = [*range(800), *(60_000 + n for n in range(200))]
+    assert stats.steady_rate(slow_end) == pytest.approx(1000, rel=0.01)
     with pytest.raises(ValueError, match="too few"):
         stats.steady_rate([5] * 100)
 
