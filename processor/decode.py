@@ -171,7 +171,7 @@ class Columns:
         self.keys = [raw.key() for raw in raws]
         self.headers: list[Headers] = [raw.headers() or () for raw in raws]
         self.offsets = [raw.offset() for raw in raws]
-        self.timestamps = [raw.timestamp() for raw in raws]
+        self._timestamps = [raw.timestamp() for raw in raws]
         self._documents: list[Any] | None = None
 
     def only(self, where: Sequence[int]) -> Columns:
@@ -197,6 +197,13 @@ class Columns:
         """Between two things that take a moment for many records."""
         if len(self.values) >= MANY:
             breathe()
+
+    def timestamps(self) -> list[int | None]:
+        """In milliseconds, where there is one."""
+        kinds, times = zip(*self._timestamps, strict=True)
+        if TIMESTAMP_NOT_AVAILABLE in kinds:
+            return [None if kind == TIMESTAMP_NOT_AVAILABLE else time for kind, time in self._timestamps]
+        return list(times)
 
     def checksums(self) -> list[int]:
         """What `_checksum` gives for each."""
@@ -269,15 +276,16 @@ class Decoder:
         ids = self._id.column(columns)
         if types is None or ids is None or not all(ids):
             return None
-        timestamps = [None if kind == TIMESTAMP_NOT_AVAILABLE else at for kind, at in columns.timestamps]
+        names = set(types)
+        timestamps = columns.timestamps()
         if self._scope is not None:
             ids = list(map(self._scope, ids, types, timestamps))  # type: ignore[arg-type]
             if not all(ids):
                 return None
-        for names in (ids, [type_ for type_ in types if type_]):
-            if names and (max(map(len, names)) > MAX_ID_CHARS or "\0" in "".join(names)):  # type: ignore[arg-type]
+        for texts in (ids, [name for name in names if name]):
+            if texts and (max(map(len, texts)) > MAX_ID_CHARS or "\0" in "".join(texts)):  # type: ignore[arg-type]
                 return None
-        decoded = self._values(columns, types)
+        decoded = self._values(columns, types, names)
         if decoded is None:
             return None
         routes, documents = decoded
@@ -288,7 +296,7 @@ class Decoder:
             assignment,
             routes[0],
             cast("list[str]", ids),
-            [type_ or None for type_ in types],
+            [type_ or None for type_ in types] if "" in names else list(types),
             columns.keys,
             list(documents),
             columns.headers,
@@ -299,22 +307,28 @@ class Decoder:
             columns.checksums(),
             list(columns.sizes()),
         )
-        if len(set(routes)) == 1:
+        if len(routes) == 1:
             return usual
         records = usual.records()
         for record, route in zip(records, routes, strict=True):
             record.route, record.in_inbox = route, route.inbox
         return Unusual(assignment, records)
 
-    def _values(self, columns: Columns, types: Sequence[str | None]) -> tuple[list[Route], Sequence[Any]] | None:
-        """The handlers' routes, and the values as these want them; None if one has no handler or a bad value."""
-        found = {type_: self._routes.find(type_) for type_ in set(types)}
+    def _values(
+        self, columns: Columns, types: Sequence[str | None], names: set[str | None]
+    ) -> tuple[list[Route], Sequence[Any]] | None:
+        """The route of all of them, or one for each, and the values as handlers want them.
+
+        None if one has no handler or a bad value.
+        """
+        found = {name: self._routes.find(name) for name in names}
         if None in found.values():
             return None
-        routes = cast("list[Route]", [found[type_] for type_ in types])
         if len(set(found.values())) == 1:
-            values = routes[0].values(columns)
-            return None if values is None else (routes, values)
+            (route,) = cast("set[Route]", set(found.values()))
+            values = route.values(columns)
+            return None if values is None else ([route], values)
+        routes = cast("list[Route]", [found[type_] for type_ in types])
         mixed: list[Any] = [None] * len(routes)
         for route in dict.fromkeys(routes):
             where = [index for index, one in enumerate(routes) if one is route]

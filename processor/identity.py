@@ -62,7 +62,10 @@ class _Chain:
             column = strategy.column(columns)
             if column is None:
                 return None
-            found = column if found is None else [before or now for before, now in zip(found, column, strict=True)]
+            if found is None or not any(found):
+                found = column
+            else:
+                found = [before or now for before, now in zip(found, column, strict=True)]
             if all(found):
                 break
         return found
