@@ -190,6 +190,16 @@ async def test_handlers_of_single_messages_have_their_batches_claimed_ahead_too(
     assert watched.used == BATCHES - 1
 
 
+async def test_handlers_of_a_batch_that_was_claimed_ahead_see_what_the_one_before_wrote(
+    bench: MakeBench, watched: Watched
+) -> None:
+    """Though its transaction is older than that one's commit."""
+    b = bench({"T": "say_how_many", "G": "hold_up"}, **BATCH)
+    await work_off(b, numbered())
+    assert [value["before"] for _, value, _ in b.outputs()] == list(range(COUNT))
+    assert watched.used == BATCHES - 1
+
+
 async def test_nothing_is_claimed_ahead_while_batches_take_long(
     bench: MakeBench, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -449,6 +449,14 @@ async def by_column(messages: Messages[Any], db: Database) -> Outputs:
     return Outputs(output_topic, [{"what": what} for what in whats], messages.keys, "Applied")
 
 
+async def say_how_many(message: Message[Any], db: Database) -> Output:
+    """How many rows there were before its own."""
+    calls[message.id] += 1
+    before = await db.fetchval("SELECT count(*) FROM effects")
+    db.write(INSERT, _what(message))
+    return Output(output_topic, {"before": before}, key=message.key)
+
+
 async def by_column_with_cause(messages: Messages[Any], db: Database) -> list[Output]:
     """Takes columns and messages, and answers every other message, twice, in any order."""
     calls.update(messages.ids)
