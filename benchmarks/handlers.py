@@ -28,7 +28,7 @@ async def objects(messages: list[Message[Order]], db: Database) -> list[Output]:
     ids, skus, quantities = columns([message.value for message in messages])
     db.write(sql.INSERT_MANY, ids, skus, quantities)
     db.write(sql.UPDATE_MANY, skus, quantities)
-    return [answer(message) for message in messages]
+    return [Output(OUTPUT, answer(message.value), message.key, cause=message) for message in messages]
 
 
 def columns(orders: list[Order]) -> tuple[list[str], list[str], list[int]]:
@@ -43,14 +43,14 @@ async def collect(message: Message[Order], db: Database) -> Output:
     order = message.value
     db.collect(sql.INSERT_MANY, order["order_id"], order["sku"], order["quantity"])
     db.collect(sql.UPDATE_MANY, order["sku"], order["quantity"])
-    return answer(message)
+    return Output(OUTPUT, answer(order), message.key)
 
 
 async def write(message: Message[Order], db: Database) -> Output:
     order = message.value
     db.write(sql.INSERT_ONE, order["order_id"], order["sku"], order["quantity"])
     db.write(sql.UPDATE_ONE, order["sku"], order["quantity"])
-    return answer(message)
+    return Output(OUTPUT, answer(order), message.key)
 
 
 async def write_or_reject(message: Message[Order], db: Database) -> Output:
@@ -63,10 +63,8 @@ async def execute(message: Message[Order], db: Database) -> Output:
     order = message.value
     await db.execute(sql.INSERT_ONE, order["order_id"], order["sku"], order["quantity"])
     await db.execute(sql.UPDATE_ONE, order["sku"], order["quantity"])
-    return answer(message)
+    return Output(OUTPUT, answer(order), message.key)
 
 
-def answer(message: Message[Order]) -> Output:
-    order = message.value
-    value = {"order_id": order["order_id"], "sku": order["sku"], "quantity": order["quantity"]}
-    return Output(OUTPUT, value, key=message.key, cause=message)
+def answer(order: Order) -> Order:
+    return {"order_id": order["order_id"], "sku": order["sku"], "quantity": order["quantity"]}

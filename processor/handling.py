@@ -121,7 +121,6 @@ class Handling:
         self._causes: Causes | None = None
         self._outputs: list[Output] = []  # of handlers of one message, and which one each answers
         self._where: list[int] = []
-        self._places: list[int] = []
         self._given: list[tuple[Route, Sequence[int], Any, Any]] = []  # by batch handlers, for which messages
         self._work = Work()
         self._troubles: list[Exception] = []
@@ -285,9 +284,9 @@ class Handling:
         finally:
             for lane in lanes:
                 lane.cancel()
-        order = sorted(range(len(self._where)), key=lambda at: (self._where[at], self._places[at]))
+        order = sorted(range(len(self._where)), key=self._where.__getitem__)  # those of one message stay as they are
         self._outputs = [self._outputs[at] for at in order]
-        self._where, self._places = [self._where[at] for at in order], [self._places[at] for at in order]
+        self._where.sort()
 
     async def _lane(self, waiting: deque[Sequence[int]]) -> None:
         """Take keys from those that wait until there are none, or until somebody is in trouble."""
@@ -304,6 +303,7 @@ class Handling:
         """Run the handlers of these. Raises Culprit if a message is to blame and the batch cannot go on as it is."""
         queue, messages, idle_at_most = self._queue, self._messages, self._idle_at_most
         route_of_all = None if self._bulk is None else self._bulk.route
+        give, answers, begin, serve = self._outputs.append, self._where.append, watch.begin, database.serve
         for index in indices:
             if self._troubles:
                 return
@@ -314,12 +314,12 @@ class Handling:
                 route, effect = _route(record), record.effect
                 if route.effect and effect is None:
                     raise Again(f"{record.coordinates}: became free only now")
-            if watch.begin(route) - queue.last_sent > idle_at_most:
+            if begin(route) - queue.last_sent > idle_at_most:
                 watch.end()
                 await database.stay_awake()
-                watch.begin(route)
+                begin(route)
             key = message.key
-            database.serve(message if key is None else (message.partition, key), index)
+            serve(message if key is None else (message.partition, key), index)
             if self._careful:
                 self._serving.add(index)
             try:
@@ -337,9 +337,8 @@ class Handling:
                 if queue.failed is not None:
                     raise queue.failed
                 if type(value) is Output:
-                    self._outputs.append(value)
-                    self._where.append(index)
-                    self._places.append(0)
+                    give(value)
+                    answers(index)
                 elif value is not None:
                     self._take_one(route, index, value)
             except Exception as error:
@@ -361,7 +360,6 @@ class Handling:
         self._keep_results([(index, result)] if result is not None else ())
         self._outputs += given
         self._where += [index] * len(given)
-        self._places += range(len(given))
 
     def _refused(self, index: int, error: QueuedWriteFailed) -> None:
         """A write that this message queued is refused: it fails, with all else that it gave."""
@@ -399,8 +397,9 @@ class Handling:
 
     def _collect(self) -> None:
         """Encode what handlers of one message gave. Where that cannot be, the message has failed."""
-        given, where, places = self._outputs, self._where, self._places
-        self._outputs, self._where, self._places = [], [], []
+        given, where = self._outputs, self._where
+        self._outputs, self._where = [], []
+        places = _places(where)
         try:
             self._add(where, self._encoded(given, where, places))
         except Exception:
@@ -449,6 +448,13 @@ class Handling:
             size = output.size()
             if size > most:
                 raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
+
+
+def _places(where: Sequence[int]) -> list[int]:
+    """The place of each output among those of its message; they stand together."""
+    if len(set(where)) == len(where):
+        return [0] * len(where)
+    return [place for _, run in groupby(where) for place, _ in enumerate(run)]
 
 
 def _longest(column: list[bytes | None]) -> int:
