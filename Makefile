@@ -50,7 +50,7 @@ $(BENCH_READY): $(READY) benchmarks/requirements.txt $(wildcard benchmarks/peers
 bench-peers: $(BENCH_READY) ## the same work by other Python libraries, in an environment of their own
 	@$(BIN)/python -m benchmarks peers $(BENCH)
 
-bench: $(READY) ## measure it beside a bare loop, with the limits of both servers (about 6 minutes)
+bench: $(READY) ## measure it beside a bare loop, with the limits of both servers (about 8 minutes)
 	@$(BIN)/python -m benchmarks run $(BENCH)
 
 test: $(READY) ## all tests, on a real broker and a real Postgres
