@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print only the results, as
 Out = Annotated[Path | None, typer.Option("--out", help="Also write the results to this file.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a threshold is missed.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw pictures into this folder.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Less than a minute: few subjects, rough figures, no limits.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A minute: few subjects, runs too short to judge, no limits.")]
 
 DEFAULT_DIRECTORY = Path(".stack/bench")
 

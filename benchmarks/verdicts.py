@@ -40,6 +40,11 @@ RATIOS = (
 )
 
 
+# Whoever decodes ahead, some 40,000 records in each worker, needs more than that behind the measured part of a run:
+# with fewer records than these its rate is no steady one, and says nothing.
+STEADY_FROM = {"batch": 160_000, "batch-2": 320_000, "collect": 160_000, "write": 160_000, "poison": 160_000}
+
+
 # Our share of what one connection can do with the statements of one worker.
 SHARE = 0.75
 
@@ -47,17 +52,17 @@ SHARE = 0.75
 def verdicts(results: Results) -> Iterator[Verdict]:
     """Only of what was measured."""
     for name, reference, threshold in RATIOS:
-        value = stats.ratio(results.rates(name), results.rates(reference))
+        value = stats.ratio(_steady(results, name), _steady(results, reference))
         if value is not None:
             yield Verdict(f"{name} / {reference}", value, AT_LEAST, threshold)
     limit = _better(results.rates("sql-1"), results.rates("pgbench-1"))
-    share = stats.ratio(results.rates("batch"), limit)
+    share = stats.ratio(_steady(results, "batch"), limit)
     if share is not None:
         yield Verdict("batch / limit of one connection, whoever is faster at it", share, AT_LEAST, SHARE)
     peers = [name for name in PEERS if results.rates(name)]
     if peers:
         fastest = max(peers, key=lambda name: median(results.rates(name).values()))
-        value = stats.ratio(results.rates("batch"), results.rates(fastest))
+        value = stats.ratio(_steady(results, "batch"), results.rates(fastest))
         if value is not None:
             yield Verdict(f"batch / {fastest}, the fastest peer", value, AT_LEAST, 2.0)
     yield from _latency(results)
@@ -81,6 +86,12 @@ def _growth(results: Results) -> Iterator[Verdict]:
         yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_MOST, 1.1)
         yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_LEAST, 0.9)
         yield Verdict("memory of the worker at most", soak.highest_mb, AT_MOST, 300.0, "MB")
+
+
+def _steady(results: Results, name: str) -> dict[int, float]:
+    """Rates of a subject, if its runs were long enough."""
+    enough = STEADY_FROM.get(name, 0)
+    return results.rates(name) if all(run.records >= enough for run in results.runs if run.subject == name) else {}
 
 
 def _better(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:

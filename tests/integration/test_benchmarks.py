@@ -15,6 +15,7 @@ from benchmarks.subjects import BARE, BATCH, SUBJECTS, Subject
 from processor.stack import Stack
 
 RECORDS = 5000  # several batches, or there would be no rate
+LONGER = 40_000  # takes several looks at how far it is, or there would be no processor time
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def site(local_stack: Stack, tmp_path: Path) -> Iterator[Site]:
 
 
 def test_the_bare_loop_and_the_processor_do_all_of_it_once_and_get_a_rate(site: Site) -> None:
-    feed = site.feed(RECORDS)
+    feed = site.feed(LONGER)
     for subject in (BARE, BATCH):
         run = measure(site, subject, feed, 0)
         assert run.wrong == []

@@ -111,10 +111,10 @@ def test_processor_time_is_divided_by_what_was_appended_meanwhile() -> None:
     assert cpu.per_record(first, last, []) == {}
 
 
-def results(**rates: float | None) -> Results:
+def results(records: int = 400_000, **rates: float | None) -> Results:
     found = Results(titles={"batch": "processor"})
     for name, rate in rates.items():
-        found.runs.append(Run(name, 0, 1000, rate, {"subject": 1.0}, [] if rate else ["no row for o-1"]))
+        found.runs.append(Run(name, 0, records, rate, {"subject": 1.0}, [] if rate else ["no row for o-1"]))
     return found
 
 
@@ -129,6 +129,11 @@ def test_a_wrong_run_has_no_rate_and_no_verdict() -> None:
 def test_a_threshold_is_met_or_missed(rate: float, ok: bool) -> None:
     (verdict,) = verdicts.verdicts(results(bare=100.0, batch=rate))
     assert (verdict.text, verdict.threshold, verdict.ok) == ("batch / bare", 1.0, ok)
+
+
+def test_a_run_that_is_too_short_for_a_steady_rate_has_no_verdict() -> None:
+    found = results(records=30_000, bare=100.0, batch=200.0, collect=90.0, execute=9.0)
+    assert [verdict.text for verdict in verdicts.verdicts(found)] == ["execute / bare"]
 
 
 def test_the_limit_is_the_faster_of_both_clients() -> None:
