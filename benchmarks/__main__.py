@@ -31,7 +31,7 @@ from benchmarks.subjects import BATCH, SUBJECTS
 from processor.errors import ProcessorError
 from processor.stack import Stack
 
-# So many that behind the measured part there is more left than two workers have decoded ahead, 40,000 records each.
+# Enough for the steady rate of two workers: see verdicts.py.
 RECORDS = 400_000
 GROWTH_RECORDS = 300_000
 QUICK_RECORDS = 30_000

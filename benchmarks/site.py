@@ -29,7 +29,7 @@ PARTITIONS = 4
 POSTGRES_SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "4GB",
-    "min_wal_size": "1GB",
+    "min_wal_size": "1GB",  # keeps what Server.settle_in makes
     "checkpoint_timeout": "15min",
     "effective_io_concurrency": "16",
 }

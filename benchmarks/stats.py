@@ -10,6 +10,8 @@ from statistics import median
 # ahead is used up, and whoever reads ahead most would have the least left to do.
 WARM_UP = 0.1
 STEADY_UNTIL = 0.75
+# Records that a worker of the processor decodes ahead. Behind the measured part there have to be more left.
+DECODED_AHEAD = 40_000
 
 
 def steady_rate(appended_ms: Sequence[int]) -> float:

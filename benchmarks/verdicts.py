@@ -40,9 +40,9 @@ RATIOS = (
 )
 
 
-# Whoever decodes ahead, some 40,000 records in each worker, needs more than that behind the measured part of a run:
-# with fewer records than these its rate is no steady one, and says nothing.
-STEADY_FROM = {"batch": 160_000, "batch-2": 320_000, "collect": 160_000, "write": 160_000, "poison": 160_000}
+# With fewer records than these the rate of whoever decodes ahead is no steady one, and says nothing.
+ENOUGH = int(stats.DECODED_AHEAD / (1 - stats.STEADY_UNTIL))
+STEADY_FROM = {"batch-2": 2 * ENOUGH, **dict.fromkeys(("batch", "collect", "write", "poison"), ENOUGH)}
 
 
 # Our share of what one connection can do with the statements of one worker.

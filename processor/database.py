@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from processor import failpoints
 from processor.blame import Culprit
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from asyncpg.prepared_stmt import PreparedStatement
 
     from processor.arrays import Arrays
+
+T = TypeVar("T")
 
 _TRANSACTION_COMMAND = re.compile(
     r"""(?: \s | ; | \( | --[^\n]*(?:\n|\Z) | /\*.*?\*/ )*
@@ -204,8 +206,7 @@ class Queue:
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
         self._on_trial: Sequence[int | None] = ()  # those of which it is seeing something that may be taken back
         self._open = True
-        # A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error.
-        self.failed: Exception | None = None
+        self._failed: Exception | None = None
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
         self._last_number = 0
@@ -230,8 +231,9 @@ class Queue:
         self.inserted.clear()
 
     def raise_failure(self) -> None:
-        if self.failed is not None:
-            raise self.failed
+        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
+        if self._failed is not None:
+            raise self._failed
 
     def reach(self, owner: int | None) -> None:
         """Postgres is going to see something of this message."""
@@ -263,13 +265,13 @@ class Queue:
                     self._reached.update(group.owners)
                     await group.send(self.statements, rows)
             except Culprit as culprit:
-                self.failed = culprit
+                self._failed = culprit
                 raise
             except Exception as error:
-                self.failed = group.failure(error)
-                raise self.failed from error
+                self._failed = group.failure(error)
+                raise self._failed from error
             except BaseException:  # cut off: what became of it is not known, and the rest was not sent
-                self.failed = group.failure(RuntimeError("was cut off"))
+                self._failed = group.failure(RuntimeError("was cut off"))
                 raise
         self._sending = []
 
@@ -367,10 +369,7 @@ class Database:
         Queued statements with the same SQL run together. Those of messages with the same key keep
         their order whatever their SQL; between different keys only the order of equal SQL is kept.
         """
-        group = self._queue.written.get(sql)
-        if group is None or group.number < self._newest:  # that would overtake something
-            group = self._queue.written[sql] = self._queue.new_group(_Each, sql, None)
-        return self._put(group, args)
+        return self._put(self._queue.written, sql, _Each, sql, None, args)
 
     def collect(self, sql: str, *args: Any) -> Queued:
         """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
@@ -381,22 +380,22 @@ class Database:
         """
         if not args:
             raise TypeError("collect() needs at least one argument to gather; without any, use write()")
-        group = self._queue.collected.get(sql)
-        if group is None or group.number < self._newest or group.form != len(args):
-            group = self._queue.collected[sql] = self._queue.new_group(_Arrays, sql, len(args))
-        return self._put(group, args)
+        return self._put(self._queue.collected, sql, _Arrays, sql, len(args), args)
 
     def insert(self, table: str, **columns: Any) -> Queued:
         """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
         if not columns:
             raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
         names = tuple(columns)
-        group = self._queue.inserted.get((table, names))
-        if group is None or group.number < self._newest:
-            group = self._queue.inserted[table, names] = self._queue.new_group(_Copy, table, names)
-        return self._put(group, tuple(columns.values()))
+        return self._put(self._queue.inserted, (table, names), _Copy, table, names, tuple(columns.values()))
 
-    def _put(self, group: _Group, row: tuple[Any, ...]) -> Queued:
+    def _put(
+        self, groups: dict[T, _Group], name: T, kind: type[_Group], what: str, form: Any, row: tuple[Any, ...]
+    ) -> Queued:
+        """Add to the newest group of that name, unless that would overtake something queued for the same key."""
+        group = groups.get(name)
+        if group is None or group.number < self._newest or group.form != form:
+            group = groups[name] = self._queue.new_group(kind, what, form)
         self._newest = group.number
         group.rows.append(row)
         group.owners.append(self._owner)

@@ -324,10 +324,10 @@ class Decoder:
         found = {name: self._routes.find(name) for name in names}
         if None in found.values():
             return None
-        if len(set(found.values())) == 1:
-            (route,) = cast("set[Route]", set(found.values()))
-            values = route.values(columns)
-            return None if values is None else ([route], values)
+        routes = cast("list[Route]", list(set(found.values())))
+        if len(routes) == 1:
+            values = routes[0].values(columns)
+            return None if values is None else (routes, values)
         routes = cast("list[Route]", [found[type_] for type_ in types])
         mixed: list[Any] = [None] * len(routes)
         for route in dict.fromkeys(routes):

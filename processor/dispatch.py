@@ -148,13 +148,20 @@ def given_for_batch(handler: str, messages: Sequence[Message[Any]], value: Any) 
         else:
             outputs.append((index, item))
     outputs.sort(key=itemgetter(0))
-    places = [place for _, run in groupby(outputs, key=itemgetter(0)) for place, _ in enumerate(run)]
+    where = [index for index, _ in outputs]
     return Given(
         [output for _, output in outputs],
-        [index for index, _ in outputs],
-        places,
+        where,
+        places(where),
         [(index, result) for index, result in results.items() if result is not None],
     )
+
+
+def places(where: Sequence[int]) -> list[int]:
+    """The place of each output among those of its message; they stand together."""
+    if len(set(where)) == len(where):
+        return [0] * len(where)
+    return [place for _, run in groupby(where) for place, _ in enumerate(run)]
 
 
 _cause = attrgetter("cause")

@@ -334,8 +334,7 @@ class Handling:
                     finally:
                         if watch.expired:
                             watch.end()
-                if queue.failed is not None:
-                    raise queue.failed
+                queue.raise_failure()
                 if type(value) is Output:
                     give(value)
                     answers(index)
@@ -399,7 +398,7 @@ class Handling:
         """Encode what handlers of one message gave. Where that cannot be, the message has failed."""
         given, where = self._outputs, self._where
         self._outputs, self._where = [], []
-        places = _places(where)
+        places = dispatch.places(where)
         try:
             self._add(where, self._encoded(given, where, places))
         except Exception:
@@ -448,13 +447,6 @@ class Handling:
             size = output.size()
             if size > most:
                 raise Reject(f"output to {output.topic} has {size} bytes, {most} at most")
-
-
-def _places(where: Sequence[int]) -> list[int]:
-    """The place of each output among those of its message; they stand together."""
-    if len(set(where)) == len(where):
-        return [0] * len(where)
-    return [place for _, run in groupby(where) for place, _ in enumerate(run)]
 
 
 def _longest(column: list[bytes | None]) -> int:

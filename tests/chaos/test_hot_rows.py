@@ -34,10 +34,14 @@ def deadlocks(database: str) -> int:
     return found
 
 
-def shared_by_two(deployed: Deployment) -> bool:
+def wait_until_shared_by_two(deployed: Deployment) -> None:
     admin = AdminClient({"bootstrap.servers": deployed.bootstrap_servers, "log_level": 0})
-    group = admin.describe_consumer_groups([deployed.consumer])[deployed.consumer].result()
-    return [len(member.assignment.topic_partitions) for member in group.members] == [1, 1]
+
+    def shared() -> bool:
+        group = admin.describe_consumer_groups([deployed.consumer])[deployed.consumer].result()
+        return [len(member.assignment.topic_partitions) for member in group.members] == [1, 1]
+
+    eventually(shared, 30, "two workers with a partition each")
 
 
 def test_deadlock_between_workers_costs_a_retry_and_is_not_repeated(deployment: Deploy, start: Start) -> None:
@@ -45,7 +49,7 @@ def test_deadlock_between_workers_costs_a_retry_and_is_not_repeated(deployment: 
     sql.execute(deployed.database, MEET)
     service = start(deployed, "--workers", "2")
     service.wait_for("partition_ready")
-    eventually(lambda: shared_by_two(deployed), 30, "two workers with a partition each")
+    wait_until_shared_by_two(deployed)
     # The first order of each partition is for another row, and none is in both: that would be waited for as well.
     deployed.feed(duplicates=0).send(BACKLOG)
     report = deployed.verifier().assert_exactly_once()
