@@ -35,6 +35,8 @@ from processor.sources import PREFIX, Problem
 
 HIDDEN = "***"
 Property = str | int | float | bool | SecretStr
+# A member hears of a rebalance with its next heartbeat, and partitions that move to it lie idle until then.
+HEARTBEAT_MS = 250
 Milliseconds = Annotated[int, Field(gt=0, le=24 * 60 * 60 * 1000)]
 
 
@@ -121,6 +123,7 @@ class KafkaSettings(_Table):
     on_database_behind: Literal["halt", "reapply"] = "halt"
     group_protocol: Literal["classic", "consumer"] = "classic"
     session_timeout_ms: Milliseconds = 10_000
+    static_membership: bool = False
     transaction_timeout_ms: int = Field(default=15_000, ge=1_000, le=900_000)
     revoke_timeout_ms: Milliseconds = 5_000
     client: dict[str, Property] = {}
@@ -134,6 +137,13 @@ class KafkaSettings(_Table):
             raise ValueError(
                 "cannot be set with group_protocol = consumer: the broker decides (group.consumer.session.timeout.ms)"
             )
+        return value
+
+    @field_validator("static_membership")
+    @classmethod
+    def _of_the_classic_protocol(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("group_protocol") == "consumer":
+            raise ValueError("needs group_protocol = classic")
         return value
 
     @field_validator("client", "consumer", "producer", mode="before")
@@ -158,8 +168,18 @@ class KafkaSettings(_Table):
             raise PydanticCustomError("properties", "{summary}", {"summary": summary, "refused": refused})
         return properties
 
-    def consumer_config(self, consumer: str) -> dict[str, Any]:
-        """Everything confluent_kafka.Consumer is given."""
+    @property
+    def heartbeat_seconds(self) -> float:
+        """How often a member of a group with the classic protocol asks whether something has changed."""
+        own = {**self.client, **self.consumer}.get("heartbeat.interval.ms")
+        return (self._heartbeat_ms if own is None else int(str(own))) / 1000
+
+    @property
+    def _heartbeat_ms(self) -> int:
+        return min(HEARTBEAT_MS, self.session_timeout_ms // 3)
+
+    def consumer_config(self, consumer: str, instance: str | None = None) -> dict[str, Any]:
+        """Everything confluent_kafka.Consumer is given; with the name of an `instance` it is a static member."""
         fixed: dict[str, Any] = {
             "group.id": consumer,
             "group.protocol": self.group_protocol,
@@ -171,6 +191,8 @@ class KafkaSettings(_Table):
         if self.group_protocol == "classic":
             fixed["partition.assignment.strategy"] = "cooperative-sticky"
             fixed["session.timeout.ms"] = self.session_timeout_ms
+        if instance is not None:
+            fixed["group.instance.id"] = instance
         defaults: dict[str, Any] = {
             "client.id": consumer,
             "queued.max.messages.kbytes": 16_384,
@@ -178,7 +200,7 @@ class KafkaSettings(_Table):
             "fetch.queue.backoff.ms": 50,
         }
         if self.group_protocol == "classic":
-            defaults["heartbeat.interval.ms"] = min(3_000, self.session_timeout_ms // 3)
+            defaults["heartbeat.interval.ms"] = self._heartbeat_ms
         return self._config("consumer", defaults, fixed)
 
     def producer_config(self, transactional_id: str) -> dict[str, Any]:

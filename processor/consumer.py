@@ -1,9 +1,8 @@
 """The input side: a thread that polls, decodes and buffers, and the partitions we own while we own them.
 
-Sole user of confluent_kafka.Consumer. All its calls and its rebalance callbacks run on the poll thread (the
-client serialises calls, so that a call from another thread would wait for a poll to let it in). That
-thread never waits for a handler longer than a moment: when the buffer stays full it pauses partitions and goes on
-polling, so that a slow handler never costs the membership in the group.
+Its Consumer only reads: it is told which partitions, and from where. Which ones are ours is the business of another
+one, which is in the group (membership.py). All calls run on the poll thread (the client serialises calls, so that a
+call from another thread would wait for a poll to let it in).
 
 An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
 loss, and never used again; whatever still refers to a closed one is void.
@@ -14,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from processor.buffer import Buffer, memory
-from processor.errors import Halt, ProcessorError
+from processor.errors import Fenced, Halt, ProcessorError
 from processor.records import Partition
 from processor.spans import Records, Span
 
@@ -39,9 +38,6 @@ log = structlog.get_logger()
 POLL_SECONDS = 0.05
 # So many records are read at once, but no more than a batch.
 BITE = 2000
-# Whether the group still counts us in is asked so often, and whenever partitions come. Each time librdkafka
-# holds up all threads of the process for about as long as it takes to read a thousand records.
-MEMBERSHIP_SECONDS = 0.1
 BITE_SECONDS = 0.02
 # How long to wait for a full buffer to be emptied before the partitions are paused.
 FULL_SECONDS = 1.0
@@ -58,6 +54,7 @@ _FORBIDDEN = (
 class Assignment:
     partition: Partition
     owned: bool = True
+    leaving: bool = False  # the group wants it back: nothing new is begun with it
     fetching: bool = False
     active: bool = False  # is being read, or about to be
     epoch: int = 0
@@ -92,16 +89,18 @@ class Source:
         self._changed = threading.Condition()
         self.news = asyncio.Event()  # something to look at: records, assignments, a failure
         self.lost = asyncio.Event()  # a partition went away while work on it was under way
+        self.when_leaving: Callable[[], None] = lambda: (
+            None
+        )  # called on the event loop: partitions are to be given back
         self.buffered = 0  # records
         self.buffered_bytes = 0
         self._first = 0
         self._assignments: dict[Partition, Assignment] = {}
         self._new: list[Assignment] = []
-        self._to_pause: list[Assignment] = []
+        self._to_stop: list[Partition] = []
         self._to_begin: list[tuple[Assignment, int]] = []
+        self._reading: set[Partition] = set()  # known to the poll thread alone
         self._throttled = False
-        self._group_metadata: Any = None
-        self._look_again = 0.0
         self.outside = False  # the group has dropped us, and we are not back yet
         self._closing = False
         self._failure: BaseException | None = None
@@ -113,7 +112,7 @@ class Source:
         self._thread.start()
 
     async def close(self) -> None:
-        """Leave the group; bounded by librdkafka's own close and the revoke timeout."""
+        """Read no more."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -125,10 +124,9 @@ class Source:
             raise self._failure
 
     def take_new(self) -> list[Assignment]:
-        """Assignments that nobody has recovered yet; each is in use until released."""
+        """Assignments that nobody has recovered yet."""
         with self._changed:
-            new, self._new = [assignment for assignment in self._new if assignment.owned], []
-        self.use(new)
+            new, self._new = [assignment for assignment in self._new if not assignment.leaving], []
         return new
 
     @property
@@ -179,9 +177,7 @@ class Source:
         """Take nothing more from these, and forget what was read ahead."""
         with self._changed:
             for assignment in assignments:
-                self._drop_buffer(assignment)
-                assignment.active = False
-                self._to_pause.append(assignment)
+                self._stop(assignment)
             self._changed.notify_all()
 
     def owned(self) -> list[Assignment]:
@@ -201,28 +197,75 @@ class Source:
             for assignment in assignments:
                 assignment.users += 1
 
+    @contextmanager
+    def using(self, assignments: Sequence[Assignment]) -> Iterator[None]:
+        """Use partitions, unless one of them is to be given back."""
+        with self._changed:
+            if any(assignment.leaving for assignment in assignments):
+                raise Fenced("a partition is being given back")
+            for assignment in assignments:
+                assignment.users += 1
+        try:
+            yield
+        finally:
+            self.release(assignments)
+
     def release(self, assignments: Iterable[Assignment]) -> None:
         with self._changed:
             for assignment in assignments:
                 assignment.users -= 1
             self._changed.notify_all()
 
-    # --- for the publish thread ---
+    # --- for the group thread ---
 
-    def group_metadata(self) -> Any:
-        """As of a moment ago, None outside the group. If that has moved on, the broker refuses it, as it should."""
-        return self._group_metadata
+    def assign(self, partitions: Iterable[Partition]) -> None:
+        """These are ours from now on. Recovery finds out where to start reading them."""
+        with self._changed:
+            for partition in partitions:
+                assignment = self._assignments[partition] = Assignment(partition)
+                self._new.append(assignment)
+            self.outside = False
+        self._wake()
+
+    def assignments(self, partitions: Iterable[Partition]) -> list[Assignment]:
+        with self._changed:
+            return [self._assignments[partition] for partition in partitions if partition in self._assignments]
+
+    def leave(self, assignments: Iterable[Assignment]) -> None:
+        """Begin nothing new with these."""
+        with self._changed:
+            for assignment in assignments:
+                assignment.leaving = True
+                self._stop(assignment)
+            self._changed.notify_all()
+        self._call_soon(self.when_leaving)
+        self._wake()
+
+    def wait_until_unused(self, assignments: Sequence[Assignment], seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(assignment.users for assignment in assignments), seconds)
+
+    def disown(self, assignments: Iterable[Assignment], *, lost: bool = False) -> None:
+        # `owned` is cleared before the group can move on, and on the thread that reads the group metadata: whoever
+        # takes the metadata first and looks at `owned` second can never pair new metadata with old ownership.
+        with self._changed:
+            self.outside |= lost
+            for assignment in assignments:
+                assignment.owned = False
+                self._assignments.pop(assignment.partition, None)
+                if assignment.users:
+                    self._call_soon(self.lost.set)
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error to the event loop, which decides."""
+        self._failure = error
+        self._wake()
 
     # --- the poll thread ---
 
     def _run(self) -> None:
         try:
-            self._consumer.subscribe(
-                list(self._settings.topics),
-                on_assign=self._on_assign,
-                on_revoke=self._on_revoke,
-                on_lost=self._on_lost,
-            )
             bite = min(BITE, self._settings.batch.max_messages)
             while not self._closing:
                 self._serve_requests()
@@ -232,26 +275,12 @@ class Source:
                     messages = [] if first is None else [first, *self._consumer.consume(bite, 0)]
                 else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
                     messages = self._consumer.consume(bite, BITE_SECONDS)
-                if time.monotonic() >= self._look_again:
-                    self._group_metadata = self._membership()
                 if messages:
                     self._keep(messages)
-        except BaseException as error:  # handed to the event loop, which decides
-            self._failure = error
+        except BaseException as error:
+            self.fail(error)
         finally:
-            try:
-                self._consumer.close()
-            except (KafkaException, RuntimeError) as error:
-                log.warning("consumer_close_failed", error=str(error))
-            self._wake()
-
-    def _membership(self) -> Any:
-        """What proves to the broker that we belong to the group; None while we do not.
-
-        Metadata without a member id would not be refused: the broker takes it for a lone client's.
-        """
-        self._look_again = time.monotonic() + MEMBERSHIP_SECONDS
-        return self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
+            self._consumer.close()
 
     def _wake(self) -> None:
         self._call_soon(self.news.set)
@@ -263,57 +292,10 @@ class Source:
             if not self._closing:  # a closed loop at the very end is no news
                 raise
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # Recovery finds out where to start; until then the partitions are paused at an offset that means nothing.
-        for partition in partitions:
-            partition.offset = 0
-        self.outside = False
-        consumer.incremental_assign(partitions)
-        consumer.pause(partitions)
-        with self._changed:
-            for owned in map(_partition, partitions):
-                assignment = self._assignments[owned] = Assignment(owned)
-                self._new.append(assignment)
-        self._group_metadata = self._membership()
-        log.info("partitions_assigned", partitions=_names(partitions))
-        self._wake()
-
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Let work under way finish, for a bounded time; the successor repairs whatever does not."""
-        with self._changed:
-            leaving = self._leave(partitions)
-            finished = self._changed.wait_for(
-                lambda: all(not assignment.users for assignment in leaving),
-                self._settings.kafka.revoke_timeout_ms / 1000,
-            )
-            self._disown(leaving)
-        consumer.incremental_unassign(partitions)
-        log.info("partitions_revoked", partitions=_names(partitions), finished=finished)
-        self._wake()
-
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Somebody else has them already: drop everything at once."""
-        self.outside = True
-        with self._changed:
-            self._disown(self._leave(partitions))
-        consumer.incremental_unassign(partitions)
-        log.warning("partitions_lost", partitions=_names(partitions))
-        self._wake()
-
-    def _leave(self, partitions: list[TopicPartition]) -> list[Assignment]:
-        leaving = [self._assignments[p] for p in map(_partition, partitions) if p in self._assignments]
-        for assignment in leaving:
-            self._drop_buffer(assignment)
-        return leaving
-
-    def _disown(self, leaving: list[Assignment]) -> None:
-        # `owned` is cleared before the group can move on, and on the thread that reads the group metadata: whoever
-        # takes the metadata first and looks at `owned` second can never pair new metadata with old ownership.
-        for assignment in leaving:
-            assignment.owned = False
-            self._assignments.pop(assignment.partition, None)
-            if assignment.users:
-                self._call_soon(self.lost.set)
+    def _stop(self, assignment: Assignment) -> None:
+        self._drop_buffer(assignment)
+        assignment.active = False
+        self._to_stop.append(assignment.partition)
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
@@ -324,24 +306,29 @@ class Source:
 
     def _serve_requests(self) -> None:
         with self._changed:
-            requests, self._to_begin = self._to_begin, []
-            to_pause, self._to_pause = [a for a in self._to_pause if a.owned], []
-        if to_pause:
-            self._consumer.pause([_topic_partition(assignment) for assignment in to_pause])
-        for assignment, offset in requests:
-            if not assignment.owned:
-                continue
-            where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
-            # Given back and taken again at the offset, instead of a seek: that stops the fetcher and waits for it, so
-            # no answer to an earlier question of librdkafka's can move or stop the new one. Resumed first, because
-            # a resume restarts a fetcher where it was when it was paused.
-            self._consumer.resume([where])
-            self._consumer.incremental_unassign([where])
-            self._consumer.incremental_assign([where])
-            if self._throttled:
-                self._consumer.pause([where])
-            with self._changed:
-                assignment.fetching = assignment.owned
+            to_begin, self._to_begin = self._to_begin, []
+            to_stop, self._to_stop = self._to_stop, []
+        for partition in to_stop:
+            self._stop_reading(partition)
+        for assignment, offset in to_begin:
+            if assignment.active:
+                # Given back and taken again there, instead of a seek: that stops the fetcher and waits for it, so that
+                # no answer to an earlier question of librdkafka's can move or stop the new one.
+                self._stop_reading(assignment.partition)
+                where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
+                self._consumer.incremental_assign([where])
+                self._reading.add(assignment.partition)
+                if self._throttled:
+                    self._consumer.pause([where])
+                with self._changed:
+                    assignment.fetching = assignment.active
+
+    def _stop_reading(self, partition: Partition) -> None:
+        if partition in self._reading:
+            where = [TopicPartition(partition.topic, partition.number)]
+            self._consumer.resume(where)  # else it would still be paused when it is taken again
+            self._consumer.incremental_unassign(where)
+            self._reading.discard(partition)
 
     def _throttle(self) -> None:
         """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
@@ -352,18 +339,21 @@ class Source:
         if self._throttled:
             if self.buffered_bytes <= limit // 2:
                 self._throttled = False
-                self._consumer.resume([_topic_partition(assignment) for assignment in self.fetching()])
+                self._consumer.resume(self._places())
             return
         if self.buffered_bytes < limit:
             return
         with self._changed:
             go_on = self._changed.wait_for(
-                lambda: self.buffered_bytes < limit * 3 // 4 or self._to_begin or self._to_pause or self._closing,
+                lambda: self.buffered_bytes < limit * 3 // 4 or self._to_begin or self._to_stop or self._closing,
                 FULL_SECONDS,
             )
         if not go_on:
             self._throttled = True
-            self._consumer.pause([_topic_partition(assignment) for assignment in self.fetching()])
+            self._consumer.pause(self._places())
+
+    def _places(self) -> list[TopicPartition]:
+        return [TopicPartition(partition.topic, partition.number) for partition in self._reading]
 
     def _starving(self) -> bool:
         """Whether there is not even the next batch, although something is being read."""
@@ -401,28 +391,20 @@ class Source:
         return found
 
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
-        if error.code() in _OUT_OF_LOG:
-            if assignment is not None and not assignment.fetching:
-                return  # of the offset it was assigned with, which nobody is going to read
+        if error.code() not in _OUT_OF_LOG:
+            raise_if_final(error)
+        elif assignment is not None and assignment.fetching:  # else nobody wants to read it there any more
             raise Halt(f"the log no longer holds the offset to be read: {error.str()}; see kafka-consumer-groups")
-        if error.code() in _FORBIDDEN:
-            raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")
-        if error.fatal():
-            raise ConsumerDied(f"the consumer cannot go on: {error.str()}")
-        log.warning("consumer_error", code=error.name(), error=error.str())
 
 
 class ConsumerDied(ProcessorError):
     """librdkafka's consumer reported a fatal error; a new process starts clean."""
 
 
-def _partition(partition: TopicPartition) -> Partition:
-    return Partition(partition.topic, partition.partition)
-
-
-def _topic_partition(assignment: Assignment) -> TopicPartition:
-    return TopicPartition(assignment.partition.topic, assignment.partition.number)
-
-
-def _names(partitions: list[TopicPartition]) -> list[str]:
-    return [str(_partition(partition)) for partition in partitions]
+def raise_if_final(error: KafkaError) -> None:
+    """Raise an error that no waiting helps against; any other passes by itself."""
+    if error.code() in _FORBIDDEN:
+        raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")
+    if error.fatal():
+        raise ConsumerDied(f"the consumer cannot go on: {error.str()}")
+    log.warning("consumer_error", code=error.name(), error=error.str())

@@ -14,6 +14,7 @@ from processor.consumer import Source
 from processor.decode import Decoder
 from processor.errors import SetupError
 from processor.loop import Loop
+from processor.membership import Membership
 from processor.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class Engine:
         self._source = Source(settings, Decoder(settings, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._readiness = Readiness(settings.run.ready_file)
-        self._loop = Loop(settings, self._source, self._cluster, self._readiness, acts=bool(routes.effects))
+        self._membership = Membership(settings, self._source)
+        self._loop = Loop(
+            settings, self._source, self._membership, self._cluster, self._readiness, acts=bool(routes.effects)
+        )
 
     def stop(self) -> None:
         """Finish the batch at hand, then leave."""
@@ -60,12 +64,17 @@ class Engine:
                 'create it, or set it to "" to keep failed messages in the inbox only'
             )
         self._source.start()
+        if self._settings.kafka.static_membership:
+            self._membership.start(await self._loop.lease())
+        else:
+            self._membership.start()
         await self._loop.open()
         self._readiness.clear("starting")
         log.info("started", consumer=self._settings.consumer, topics=self._settings.topics, pid=os.getpid())
 
     async def _close(self) -> None:
         self._readiness.close()
+        await asyncio.to_thread(self._membership.close)
         await self._source.close()
         await self._loop.close()
         await asyncio.to_thread(self._cluster.close)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from processor.cluster import Cluster
     from processor.config import Settings
     from processor.consumer import Source
+    from processor.membership import Membership
     from processor.readiness import Readiness
     from processor.recovery import Step
 
@@ -83,7 +85,14 @@ class Counts:
 
 class Loop:
     def __init__(
-        self, settings: Settings, source: Source, cluster: Cluster, readiness: Readiness, *, acts: bool
+        self,
+        settings: Settings,
+        source: Source,
+        membership: Membership,
+        cluster: Cluster,
+        readiness: Readiness,
+        *,
+        acts: bool,
     ) -> None:
         self._settings = settings
         self._consumer = settings.consumer
@@ -106,14 +115,15 @@ class Loop:
         self._readiness = readiness
         self.counts = Counts()
         self._acts = acts  # there are handlers that act outside
-        self._publisher = Publisher(settings.kafka, self._lease, source.group_metadata)
+        self._publisher = Publisher(settings.kafka, self.lease, membership.metadata)
         self._parks = settings.failure.policy == "park-key"
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
         self._ahead = Ahead(settings, source, self._inbox, self._turns)
         self._last_took = 0.0  # seconds
         self._publications = Publications(settings.batch, source, self._publisher, source.news.set)
-        self._recoveries: set[asyncio.Task[None]] = set()
+        source.when_leaving = self._publications.hurry
+        self._recoveries: dict[asyncio.Task[None], list[Assignment]] = {}
         self._unmarked: dict[Assignment, int] = {}  # of which outputs are stored, and up to where
         self._careful: dict[str, int] = {}  # statements of which writes were refused, and for how many batches more
         self._stopping = False
@@ -136,12 +146,14 @@ class Loop:
         reaper = asyncio.create_task(self._attempts.reap()) if self._acts else None
         try:
             while not self._stopping:
+                used: Sequence[Assignment] = ()
                 try:
                     records = await self._next_batch()
                     if records:
-                        await self._process(records)
+                        used = assignments_of(records)
+                        await self._process(records, used)
                 except Trouble as error:
-                    await self._start_over(error)
+                    await self._start_over(error, used)
             await self._finish()
         except Halt:
             with suppress(*Trouble):  # else the next start does it
@@ -214,12 +226,11 @@ class Loop:
         else:
             self._readiness.clear("outside")
 
-    async def _process(self, records: Sequence[Record]) -> None:
+    async def _process(self, records: Sequence[Record], used: Sequence[Assignment]) -> None:
         """Commit the batch whole if it goes, in parts if it does not.
 
         Every record ends with an outcome, or its partition waits and reads it again.
         """
-        used = assignments_of(records)
         self._prepare(records, used)
         cautious = any(assignment.caution for assignment in used)
         batch = Batch(records, 1 if cautious else self._settings.concurrency)
@@ -375,7 +386,8 @@ class Loop:
         parking.remember(undone, park=self._parks)
         self._unmarked |= {assignment: share.next_offset for assignment, share in shares.items() if share.outputs}
         parcels = [work.outgoing[assignment] for assignment in shares if assignment in work.outgoing]
-        self._publications.add(Committed(shares, parcels), more=self._has_more())
+        more = self._has_more() and not any(assignment.leaving for assignment in shares)
+        self._publications.add(Committed(shares, parcels), more=more)
         self._count(records, claims, failed, parked, work)
 
     async def _handle(self, records: Sequence[Record], claims: Claims) -> Work:
@@ -567,49 +579,73 @@ class Loop:
 
     def _recover_new(self) -> None:
         for task in [task for task in self._recoveries if task.done()]:
-            self._recoveries.discard(task)
+            del self._recoveries[task]
             task.result()
         new = self._source.take_new()
         if new:
-            task = asyncio.create_task(self._recover_all(new))
-            task.add_done_callback(lambda _: self._source.news.set())
-            self._recoveries.add(task)
+            self._begin_recovery(new)
 
-    async def _start_over(self, trouble: Exception) -> None:
-        log.warning("starting_over", reason=str(trouble), kind=type(trouble).__name__)
-        self._readiness.obstruct(self, str(trouble))
+    async def _start_over(self, trouble: Exception, used: Sequence[Assignment]) -> None:
+        """Recover the partitions that something went wrong for; the others go on."""
         await self._ahead.drop()
-        affected = [*self._source.active(), *self._holding.owned()]
-        self._source.suspend(affected)
-        await self._publications.abandon()
-        self._unmarked.clear()
-        self._source.use(affected)
-        await self._recover_all(affected)
-        self._readiness.clear(self)
+        affected = set(used)
+        try:
+            await self._publications.finish()
+        except Trouble:
+            affected |= await self._publications.abandon()
+        recovering = set(chain.from_iterable(self._recoveries.values()))
+        candidates = [a for a in (*self._source.active(), *self._holding.owned()) if a not in recovering]
+        affected_ones = [a for a in candidates if a in affected or not affected]
+        log.warning(
+            "starting_over",
+            reason=str(trouble),
+            kind=type(trouble).__name__,
+            partitions=[str(assignment.partition) for assignment in affected_ones],
+        )
+        self._source.suspend(affected_ones)
+        for assignment in affected_ones:
+            self._unmarked.pop(assignment, None)
+        self._begin_recovery(affected_ones, str(trouble))
 
-    async def _recover_all(self, assignments: list[Assignment]) -> None:
+    def _begin_recovery(self, assignments: list[Assignment], reason: str | None = None) -> None:
+        """Beside the work on other partitions."""
+        task = asyncio.create_task(self._recover_all(assignments, reason))
+        task.add_done_callback(lambda _: self._source.news.set())
+        self._recoveries[task] = assignments
+
+    async def _recover_all(self, assignments: list[Assignment], reason: str | None) -> None:
         """Bring these in step and start reading them; comes again until it works or they are no longer ours."""
         tries = 0
         recovery_of = object()
+        if reason is not None:
+            self._readiness.obstruct(recovery_of, reason)
         try:
-            while not self._stopping and any(assignment.owned for assignment in assignments):
+            while not self._stopping and (staying := [a for a in assignments if not a.leaving]):
                 try:
-                    await self._recover([assignment for assignment in assignments if assignment.owned])
+                    await self._recover(staying)
                     return
                 except Trouble as trouble:
+                    if any(assignment.leaving for assignment in staying):
+                        continue  # it is no longer our business, and the others need not wait
                     tries += 1
                     self._readiness.obstruct(recovery_of, str(trouble))
                     log.warning("recovery_retried", reason=str(trouble), tries=tries)
                     await asyncio.sleep(failures.backoff(tries))
         finally:
             self._readiness.clear(recovery_of)
-            self._source.release(assignments)
 
     async def _recover(self, assignments: list[Assignment]) -> None:
         partitions = [assignment.partition for assignment in assignments]
         # End what a dead producer of our slot left open: until then nothing that Kafka says is final.
         await self._publisher.open()
         committed = await asyncio.to_thread(self._cluster.committed, partitions)
+        with self._source.using(assignments):
+            await self._take_over(assignments, committed)
+
+    async def _take_over(
+        self, assignments: list[Assignment], committed: dict[Partition, recovery.Committed | None]
+    ) -> None:
+        partitions = [assignment.partition for assignment in assignments]
         # Commit the same offsets once more, unchanged: the broker refuses it unless the group counts us in. A
         # process that slept through its own eviction ends here, before it could shut out the rightful owner.
         known = [Offset(partition, at.offset, at.metadata) for partition, at in committed.items() if at is not None]
@@ -696,7 +732,8 @@ class Loop:
         if sent := sum(map(len, parcels)):
             log.info("stored_outputs_sent", outputs=sent)
 
-    async def _lease(self) -> str:
+    async def lease(self) -> str:
+        """The name that nobody else who lives has: a transactional id, and that of a static member."""
         async with self._control.use() as connection:
             self._slot = await slots.lease(connection, self._consumer, self._slot)
             return slots.transactional_id(self._consumer, self._slot)

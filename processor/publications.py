@@ -60,6 +60,7 @@ class Publications:
         self._timer: asyncio.TimerHandle | None = None
         self._hurried = False
         self._failure: ProcessorError | None = None
+        self._unsent: set[Assignment] = set()  # partitions of what was not published because of it
         self._moved = asyncio.Event()
 
     @property
@@ -99,12 +100,15 @@ class Publications:
         if self._failure is not None:
             raise self._failure
 
-    async def abandon(self) -> None:
-        """Leave to recovery what is not published yet."""
+    async def abandon(self) -> set[Assignment]:
+        """Leave to recovery what is not published yet; gives the partitions that it is of."""
+        left = self._unsent.union(*(batch.shares for batch in self._waiting))
         self.close()
         if self._task is not None:
             await asyncio.wait({self._task})
-        self._failure = None  # it is the trouble we are in, or settled by recovery
+            left |= self._unsent
+        self._failure, self._unsent = None, set()
+        return left
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -136,13 +140,17 @@ class Publications:
                 await self._publish(self._sending)
                 self._done()
         except ProcessorError as error:
-            self._failure = error
+            self._fail(error)
         except Exception as error:  # a bug; the outputs are stored, and recovery may be luckier with them
             log.exception("publication_failed")
-            self._failure = BatchAborted(f"publishing failed: {type(error).__name__}: {error}")
+            self._fail(BatchAborted(f"publishing failed: {type(error).__name__}: {error}"))
         finally:
             self._task = None
             self._done()
+
+    def _fail(self, error: ProcessorError) -> None:
+        self._failure = error
+        self._unsent.update(*(batch.shares for batch in self._sending))
 
     def _done(self) -> None:
         self._release(self._sending)

@@ -43,6 +43,7 @@ class Verdict(Enum):
     ABORT = "abort this transaction; the producer is fine"
     REBUILD = "the producer is dead; a new one settles what it left behind"
     FENCED = "another instance took over; the producer is dead"
+    OLD = "the group has moved on; the same once more as its member of today"
     HALT = "no repetition helps; an operator must act"
 
 
@@ -52,10 +53,10 @@ _FENCED = {
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.FENCED_INSTANCE_ID,
     KafkaError.FENCED_MEMBER_EPOCH,
-    KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.ILLEGAL_GENERATION,
 }
+
+_OLD = {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH, KafkaError.REBALANCE_IN_PROGRESS}
 
 _HOPELESS = {
     KafkaError.MSG_SIZE_TOO_LARGE: "an output is larger than its topic takes; raise max.message.bytes of the topic",
@@ -76,6 +77,8 @@ def classify(error: KafkaError) -> Verdict:
     if error.code() in _FENCED:
         # Fatal with the consumer protocol, abortable with the classic one: a new producer serves both.
         return Verdict.FENCED
+    if error.code() in _OLD and error.txn_requires_abort():
+        return Verdict.OLD
     if error.fatal():
         return Verdict.REBUILD
     if error.txn_requires_abort():
@@ -87,6 +90,10 @@ def classify(error: KafkaError) -> Verdict:
 
 class ProducerHung(ProcessorError):
     """librdkafka does not return: stop, exit 1, and let the next process settle it."""
+
+
+class OldGeneration(Exception):
+    """The transaction was aborted because the group has moved on; whether we are still in it is yet to be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ class Publisher:
         self,
         settings: KafkaSettings,
         lease: Callable[[], Awaitable[str]],
-        group_metadata: Callable[[], Any],
+        group_metadata: Callable[[Any], Any],
     ) -> None:
         self._settings = settings
         self._lease = lease
@@ -159,11 +166,20 @@ class Publisher:
         log.info("producer_ready", transactional_id=transactional_id)
 
     def _transact(self, parcels: Sequence[Parcel], offsets: Sequence[Offset], still_owned: Callable[[], bool]) -> None:
-        # Metadata first, ownership second. If the group has moved on in between, the metadata is old and
-        # the broker refuses it; if the metadata is new, losing the partition has cleared its flag before.
-        group = self._group_metadata()
-        if group is None or not still_owned():
-            raise Fenced("the group or a partition was left before the outputs were sent; the new owner sends them")
+        refused = None
+        while True:
+            # Metadata first, ownership second. If the group has moved on in between, the metadata is old and
+            # the broker refuses it; if the metadata is new, losing the partition has cleared its flag before.
+            group = self._group_metadata(refused)
+            if group is None or group == refused or not still_owned():
+                raise Fenced("the group or a partition was left before the outputs were sent; the new owner sends them")
+            try:
+                self._send(parcels, offsets, group)
+                return
+            except OldGeneration:  # a rebalance: partitions that are still ours do not notice it
+                refused = group
+
+    def _send(self, parcels: Sequence[Parcel], offsets: Sequence[Offset], group: Any) -> None:
         producer = self._producer
         assert producer is not None
         self._call("beginning a transaction", producer.begin_transaction)
@@ -226,6 +242,9 @@ class Publisher:
                 raise Halt(f"{text}; {_HOPELESS[error.code()]}")
             case Verdict.FENCED:
                 raise Fenced(text)
+            case Verdict.OLD if self._producer is not None:
+                log.debug("generation_refused", reason=text)
+                raise OldGeneration
             case _:
                 raise BatchAborted(text)
 

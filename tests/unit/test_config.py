@@ -569,7 +569,7 @@ def test_the_consumer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": 10_000,
-        "heartbeat.interval.ms": 3_000,
+        "heartbeat.interval.ms": 250,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
