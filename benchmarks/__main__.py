@@ -17,6 +17,7 @@ from confluent_kafka import KafkaException
 
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
+from benchmarks import rebalance as rebalances
 from benchmarks import show as shows
 from benchmarks import site as sites
 from benchmarks import soak as soaking
@@ -168,6 +169,29 @@ def soak(
 
     def work(site: Site, results: Results, show: Show) -> None:
         results.soak = soaking.soak(site, minutes, per_second, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def rebalance(
+    rates: Annotated[list[int] | None, typer.Option("--rate", min=1, help="Messages per second, repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(rebalances.NAMES)}.")] = None,
+    churn: Annotated[int, typer.Option(min=0, help="So many joins and leaves in a row; alone, unless --only.")] = 0,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """How long outputs stand still when members of a group join, leave and die."""
+    unknown = set(only or ()) - set(rebalances.NAMES)
+    if unknown:
+        raise typer.BadParameter(f"no {', '.join(sorted(unknown))}", param_hint="--only")
+    names = only or ([] if churn else list(rebalances.NAMES))
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.stalls += rebalances.take_turns(site, names, rates or list(rebalances.RATES), churn, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

@@ -29,6 +29,7 @@ from matplotlib import pyplot  # noqa: E402 - after the backend was chosen
 
 OURS, REFERENCE, LIMIT = "#1f6f8b", "#b0b0b0", "#e0c080"
 PARTS = {"subject": OURS, "postgres": "#8bb8a8", "broker": "#d9d9d9"}
+EVENTS = {"join": OURS, "leave": "#8bb8a8", "kill": LIMIT}
 PROCESSOR = "processor"  # how the titles of our own subjects begin
 # What costs more per message, in µs, would make all other bars invisible.
 COMPARABLE = 200.0
@@ -37,11 +38,19 @@ Results = dict[str, Any]
 
 
 def main(folder: Path, files: list[Path]) -> None:
-    found: Results = {"runs": [], "ceilings": [], "latencies": [], "points": [], "titles": {}, "soak": None}
+    found: Results = {
+        "runs": [],
+        "ceilings": [],
+        "latencies": [],
+        "points": [],
+        "stalls": [],
+        "titles": {},
+        "soak": None,
+    }
     for file in files:
         results = json.loads(file.read_text())
-        for name in ("runs", "ceilings", "latencies", "points"):
-            found[name] += [one for one in results[name] if not one.get("wrong")]
+        for name in ("runs", "ceilings", "latencies", "points", "stalls"):
+            found[name] += [one for one in results.get(name, []) if not one.get("wrong")]
         found["titles"] |= results["titles"]
         found["soak"] = results["soak"] or found["soak"]
     if found["runs"]:
@@ -51,6 +60,9 @@ def main(folder: Path, files: list[Path]) -> None:
         latency(found, folder / "latency.svg")
     for axis in dict.fromkeys(point["axis"] for point in found["points"]):
         growth(found, axis, folder / f"growth-{axis.replace(' ', '-')}.svg")
+    rebalances = [stall for stall in found["stalls"] if stall["moved_ms"] is not None]
+    if rebalances:
+        rebalance(rebalances, folder / "rebalance.svg")
     if found["soak"] and not found["soak"]["wrong"]:
         soak(found["soak"], folder / "soak.svg")
 
@@ -115,6 +127,36 @@ def growth(results: Results, axis: str, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     axes.set_title(f"throughput by {axis}")
+    save(figure, path)
+
+
+def rebalance(stalls: list[Results], path: Path) -> None:
+    groups = list(dict.fromkeys((stall["profile"], stall["per_second"]) for stall in stalls))
+    series = [(event, what) for event in ("join", "leave", "kill") for what in ("moved", "stayed")]
+    width = 0.8 / len(series)
+    figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
+    for place, (event, what) in enumerate(series):
+        bars: dict[int, float] = {}
+        for x, group in enumerate(groups):
+            values = [
+                stall[f"{what}_ms"] or 0.0
+                for stall in stalls
+                if (stall["profile"], stall["per_second"]) == group and stall["event"].startswith(event)
+            ]
+            if values:
+                bars[x] = max(values)
+        axes.bar(
+            [x + (place - (len(series) - 1) / 2) * width for x in bars],
+            list(bars.values()),
+            width,
+            color=EVENTS[event],
+            alpha=1.0 if what == "moved" else 0.5,
+            label=f"{event}, {what}",
+        )
+    axes.set_yscale("log")  # a killed member is missed for seconds
+    axes.set_xticks(range(len(groups)), [f"{profile}\n{per_second:,} msg/s" for profile, per_second in groups])
+    axes.set_title("longest from producer to committed reader when members come and go, ms")
+    figure.legend(frameon=False, ncols=6, loc="outside lower center")
     save(figure, path)
 
 

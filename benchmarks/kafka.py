@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined] # exported, not declared
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, not declared
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from benchmarks import check
 from benchmarks.errors import SILENT, BenchError
@@ -39,6 +48,16 @@ class Cluster:
         """Its offsets, so that it reads from the beginning again; it may never have existed."""
         for future in self._admin.delete_consumer_groups([name], request_timeout=ADMIN_SECONDS).values():
             future.exception()
+
+    def set_group(self, name: str, settings: Mapping[str, str]) -> None:
+        """What the broker decides for members of this group under Kafka's newer protocol."""
+        entries = [
+            ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+            for setting, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.GROUP, name, incremental_configs=entries)
+        for future in self._admin.incremental_alter_configs([resource], request_timeout=ADMIN_SECONDS).values():
+            future.result()
 
     def ends(self, name: str, partitions: int) -> int:
         """Where committed readers stand at best, over all partitions. Markers of transactions count too."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -16,13 +17,16 @@ from benchmarks.site import PARTITIONS, Site
 from benchmarks.workload import Order
 
 ANSWER_SECONDS = 60.0
+# Between two looks at what is due: sending one by one at thousands a second would take a core.
+PAUSE_SECONDS = 0.002
 
 
 class Stream:
     """Sends orders to a job's input and listens to its output, as any committed reader."""
 
-    def __init__(self, site: Site, job: Job) -> None:
+    def __init__(self, site: Site, job: Job, partitions: int = PARTITIONS) -> None:
         self._job = job
+        self._partitions = partitions  # of the input
         self._producer = Producer(
             {"bootstrap.servers": site.cluster.bootstrap_servers, "linger.ms": 0, "acks": "all"}, logger=SILENT
         )
@@ -33,6 +37,9 @@ class Stream:
         self.orders: dict[str, Order] = {}
         self.sent: dict[str, float] = {}
         self.seen: dict[str, float] = {}
+        self.places: dict[str, int] = {}  # the partition of each
+        self._ids: list[str] = []
+        self._answered = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -46,8 +53,10 @@ class Stream:
         self._reader.close()
 
     def send(self, order_id: str, order: Order, value: bytes) -> None:
-        partition = len(self.orders) % PARTITIONS
+        partition = len(self.orders) % self._partitions
         self.orders[order_id] = order
+        self.places[order_id] = partition
+        self._ids.append(order_id)
         self.sent[order_id] = time.perf_counter()
         self._producer.produce(self._job.input, value, order_id, partition)
         self._producer.poll(0)
@@ -66,6 +75,12 @@ class Stream:
             if not self._arrived.wait_for(lambda: len(self.seen) >= len(self.sent), seconds):
                 raise BenchError(f"{len(self.sent) - len(self.seen)} of {len(self.sent)} orders have no output")
 
+    def answered(self) -> int:
+        """How many orders have their output, counted from the first to one that has none."""
+        while self._answered < len(self._ids) and self._ids[self._answered] in self.seen:
+            self._answered += 1
+        return self._answered
+
     def delays(self, order_ids: Iterable[str]) -> list[float]:
         """Milliseconds from sending to seeing."""
         return [(self.seen[id_] - self.sent[id_]) * 1000 for id_ in order_ids]
@@ -83,3 +98,33 @@ class Stream:
                     if message.error() is None:
                         self.seen.setdefault((message.key() or b"").decode(), now)
                 self._arrived.notify_all()
+
+
+class Pacer:
+    """Sends orders at a steady rate from a thread of its own, until the block ends."""
+
+    def __init__(self, stream: Stream, orders: Iterator[tuple[str, Order, bytes]], per_second: float) -> None:
+        self._stream = stream
+        self._orders = orders
+        self._per_second = per_second
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send, name="pace", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _send(self) -> None:
+        started = time.perf_counter()
+        number = 0
+        while not self._stop.wait(PAUSE_SECONDS):
+            due = int((time.perf_counter() - started) * self._per_second)
+            for order in itertools.islice(self._orders, due - number):
+                self._stream.send(*order)
+            number = due

@@ -93,6 +93,11 @@ class Running:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
 
+    def kill(self) -> None:
+        """SIGKILL, and wait: it can say goodbye to nobody."""
+        self._process.kill()
+        self._process.wait()
+
     def last_words(self) -> str:
         lines = self._log_path.read_text(errors="replace").strip().splitlines()
         return lines[-1][-300:] if lines else "it said nothing"

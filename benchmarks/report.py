@@ -13,6 +13,7 @@ from rich.text import Text
 
 from benchmarks import stats, verdicts
 from benchmarks.growth import BYTES
+from benchmarks.rebalance import BACKLOG, CALM, JOIN, KILL, LEAVE, RESTART
 from benchmarks.results import Results
 from benchmarks.workload import VALUE_BYTES
 
@@ -40,6 +41,8 @@ def show(results: Results, *, markdown: bool = False) -> None:
         show_table(_latency(results))
     if results.points:
         show_table(_growth(results))
+    if results.stalls:
+        show_table(_rebalances(results))
     if results.soak is not None and not results.soak.wrong:
         soak = results.soak
         console.print(
@@ -142,6 +145,35 @@ def _growth(results: Results) -> Table:
             bytes_ = x if axis == BYTES else VALUE_BYTES
             share = median(point.share for point in points)
             table.add_row(axis, f"{x:,}", f"{rate:,.0f}", f"{rate * bytes_ / 1e6:,.1f}", f"{share:.2f} ×")
+    return table
+
+
+def _rebalances(results: Results) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="members come and go: longest, producer to committed reader, in ms",
+        title_justify="left",
+    )
+    table.add_column("")
+    for name in ("msg/s", "calm\np99"):
+        table.add_column(name, justify="right")
+    for event in ("join", "leave", "kill"):
+        table.add_column(f"{event}\nmoved", justify="right")
+        table.add_column(f"{event}\nstayed", justify="right")
+    for name in ("without\nany output", "noise"):
+        table.add_column(name, justify="right")
+    for of in results.rebalances():
+        values = [results.worst(of, [CALM], "p99_ms")]
+        for events in ([JOIN], [LEAVE], [KILL, RESTART]):
+            values += [results.worst(of, events, "moved_ms"), results.worst(of, events, "stayed_ms")]
+        values.append(results.worst(of, [CALM, JOIN, LEAVE, KILL, RESTART, BACKLOG], "gap_ms"))
+        profile, per_second = of
+        table.add_row(
+            profile,
+            f"{per_second:,}" if per_second else "",
+            *("" if value is None else f"{value:,.0f}" for value in values),
+            f"{len(results.noise(of))}",
+        )
     return table
 
 

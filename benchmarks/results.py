@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
+from benchmarks.rebalance import Stall
 from benchmarks.soak import Soak
 
 # More than anybody repeats.
@@ -37,6 +38,7 @@ class Results:
     ceilings: list[Ceiling] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
     soak: Soak | None = None
 
     @property
@@ -45,6 +47,7 @@ class Results:
         found = [(f"{run.subject}, repetition {run.repetition + 1}", run.wrong) for run in self.runs]
         found += [(f"latency of {one.subject}, repetition {one.repetition + 1}", one.wrong) for one in self.latencies]
         found += [(f"{point.axis} {point.x:,}", point.wrong) for point in self.points]
+        found += [(f"rebalance, {stall.profile} at {stall.per_second} msg/s", stall.wrong) for stall in self.stalls]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
@@ -76,6 +79,22 @@ class Results:
                 found[point.x].append(point)
         return found
 
+    def rebalances(self) -> list[tuple[str, int]]:
+        """Profile and rate of every run in which members came and went, right or wrong."""
+        return list(dict.fromkeys((stall.profile, stall.per_second) for stall in self.stalls))
+
+    def worst(self, of: tuple[str, int], events: Collection[str], what: str) -> float | None:
+        """The longest of these milliseconds in right runs of a profile at a rate; None if nobody measured them."""
+        found = [
+            getattr(stall, what)
+            for stall in self.stalls
+            if (stall.profile, stall.per_second) == of and stall.event in events and not stall.wrong
+        ]
+        return max((value for value in found if value is not None), default=None)
+
+    def noise(self, of: tuple[str, int]) -> list[str]:
+        return [line for stall in self.stalls if (stall.profile, stall.per_second) == of for line in stall.noise]
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
@@ -93,6 +112,7 @@ class Results:
             first.ceilings += other.ceilings
             first.latencies += other.latencies
             first.points += other.points
+            first.stalls += other.stalls
             first.soak = other.soak or first.soak
         return first
 
@@ -103,5 +123,6 @@ class Results:
         fields["ceilings"] = [Ceiling(**ceiling) for ceiling in fields["ceilings"]]
         fields["latencies"] = [Latency(**one) for one in fields["latencies"]]
         fields["points"] = [Point(**point) for point in fields["points"]]
+        fields["stalls"] = [Stall(**stall) for stall in fields.get("stalls", [])]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)

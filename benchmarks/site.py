@@ -74,10 +74,10 @@ class Site:
         return self.feeds[key]
 
     @contextmanager
-    def topic(self, name: str) -> Iterator[str]:
+    def topic(self, name: str, partitions: int = PARTITIONS) -> Iterator[str]:
         """An empty input, for whoever feeds it while it is read."""
         topic = f"orders-{name}-{uuid.uuid4().hex[:6]}"
-        self.cluster.create(topic, PARTITIONS)
+        self.cluster.create(topic, partitions)
         try:
             yield topic
         finally:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from statistics import median
 
 from benchmarks import stats
 from benchmarks.growth import ROWS
 from benchmarks.peers.catalogue import PEERS
+from benchmarks.rebalance import BACKLOG, CHURN, JOIN, KILL, LEAVE, RESTART, SESSIONS
 from benchmarks.results import Results
 
 AT_LEAST = "≥"
@@ -48,6 +49,14 @@ STEADY_FROM = {"batch-2": 2 * ENOUGH, **dict.fromkeys(("batch", "collect", "writ
 # Our share of what one connection can do with the statements of one worker.
 SHARE = 0.75
 
+# Milliseconds from send to visible output, at most, of what a rebalance holds up.
+MOVED_MS = 1000.0
+STAYED_MS = 300.0
+BEHIND_SESSION_MS = 500.0
+RESTARTED_MS = 2000.0
+# And without any output.
+GAP_MS = 1000.0
+
 
 def verdicts(results: Results) -> Iterator[Verdict]:
     """Only of what was measured."""
@@ -67,6 +76,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
             yield Verdict(f"batch / {fastest}, the fastest peer", value, AT_LEAST, 2.0)
     yield from _latency(results)
     yield from _growth(results)
+    yield from _rebalances(results)
 
 
 def _latency(results: Results) -> Iterator[Verdict]:
@@ -86,6 +96,27 @@ def _growth(results: Results) -> Iterator[Verdict]:
         yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_MOST, 1.1)
         yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_LEAST, 0.9)
         yield Verdict("memory of the worker at most", soak.highest_mb, AT_MOST, 300.0, "MB")
+
+
+def _rebalances(results: Results) -> Iterator[Verdict]:
+    for of in results.rebalances():
+        profile, per_second = of
+        who = f"{profile} at {per_second:,} msg/s" if per_second else profile
+        wanted: list[tuple[str, Collection[str], str, float]] = [
+            ("join and leave, partitions that move", (JOIN, LEAVE), "moved_ms", MOVED_MS),
+            ("join and leave, partitions that stay", (JOIN, LEAVE), "stayed_ms", STAYED_MS),
+            ("kill, partitions that move", (KILL,), "moved_ms", SESSIONS.get(profile, 0) + BEHIND_SESSION_MS),
+            ("kill and restart, partitions that move", (RESTART,), "moved_ms", RESTARTED_MS),
+            ("kill, partitions that stay", (KILL, RESTART), "stayed_ms", STAYED_MS),
+            ("without any output", (BACKLOG,), "gap_ms", GAP_MS),
+        ]
+        if profile == CHURN:
+            wanted.append(("without any output", (JOIN, LEAVE), "gap_ms", GAP_MS))
+        for text, events, what, threshold in wanted:
+            value = results.worst(of, events, what)
+            if value is not None:
+                yield Verdict(f"{who}: {text}", value, AT_MOST, threshold, "ms")
+        yield Verdict(f"{who}: noise", len(results.noise(of)), AT_MOST, 0.0, "lines")
 
 
 def _steady(results: Results, name: str) -> dict[int, float]:
