@@ -12,7 +12,7 @@ import processor
 PACKAGE = Path(processor.__file__).parent
 MODULES = sorted(path for path in PACKAGE.glob("*.py"))
 
-CONFLUENT = {"check", "cluster", "consumer", "librdkafka", "transaction", "dlq"}
+CONFLUENT = {"check", "cluster", "consumer", "librdkafka", "membership", "transaction", "dlq"}
 ASYNCPG = {"arrays", "check", "migrate", "postgres", "sqlstates"}
 # The parts that decide without any client, clock or thread; that is what makes them testable row by row.
 PURE = {"decode", "failpoints", "identity", "outputs", "records", "recovery", "spans"}
