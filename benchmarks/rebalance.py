@@ -299,6 +299,7 @@ class Scene:
         event = self._begin(CALM)
         time.sleep(CALM_SECONDS)
         event.ended = time.perf_counter()
+        time.sleep(PAUSE_SECONDS)  # or its last orders would be answered while the next event begins
         event.noise = self._noise()
 
     def join(self) -> Member:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import check, cpu, pgbench, recording, sql, stats, verdicts, workload
+from benchmarks import check, cpu, pgbench, rebalance, recording, sql, stats, verdicts, workload
 from benchmarks.growth import ROWS, Point
 from benchmarks.job import Job
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
+from benchmarks.rebalance import PROFILES, STATIC, Event, Profile, Stall
 from benchmarks.results import Ceiling, Results
 from benchmarks.soak import Soak
 from benchmarks.subjects import SUBJECTS, Processor
@@ -169,15 +171,90 @@ def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     found.ceilings = [Ceiling("sql-1", "one connection", 0, 9.0)]
     found.latencies = [Latency("bare", 0, 1, 20.0, 40.0)]
     found.points = [Point(ROWS, 1, 0, 1.0, 1.0)]
+    found.stalls = [Stall("classic", 1500, "join", 900.0, 100.0, 50.0, 40.0, ["A: not_ready"])]
     found.soak = Soak(1, 1, [1.0])
     found.write(tmp_path / "results.json")
     assert Results.read(tmp_path / "results.json") == found
+
+
+def test_results_from_before_rebalances_were_measured_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results(bare=100.0).write(path)
+    fields = json.loads(path.read_text())
+    del fields["stalls"]
+    path.write_text(json.dumps(fields))
+    assert Results.read(path).stalls == []
 
 
 def test_ratios_are_never_taken_between_sessions() -> None:
     found = Results.together([results(bare=100.0, batch=100.0), results(bare=10.0, batch=5.0, single=1.0)])
     assert sorted(found.rates("batch").values()) == [5.0, 100.0]
     assert [verdict.value for verdict in verdicts.verdicts(found)] == [0.75, 5.0]
+
+
+SENT = {"o-0": 8.0, "o-1": 9.5, "o-2": 10.0, "o-3": 11.0, "o-4": 11.5, "o-5": 13.0}
+SEEN = {"o-0": 8.9, "o-1": 9.6, "o-2": 11.25, "o-3": 11.25, "o-4": 11.75, "o-5": 20.0}
+PLACES = {"o-0": 0, "o-1": 1, "o-2": 0, "o-3": 1, "o-4": 0, "o-5": 1}
+
+
+def test_a_stall_is_the_longest_delay_of_what_was_sent_around_the_event() -> None:
+    event = Event("join", 10.0, 12.0, {0}, ["A: not_ready"])
+    stall = rebalance.stall_of("classic", 1500, event, SENT, SEEN, PLACES)
+    assert (stall.moved_ms, stall.stayed_ms, stall.p99_ms) == (1250.0, 250.0, 1250.0)
+    assert stall.gap_ms == pytest.approx(1650.0)  # o-1 is seen at 9.6, the next at 11.25
+    assert stall.noise == ["A: not_ready"]
+
+
+def test_without_an_event_nothing_moved_and_nothing_before_it_counts() -> None:
+    stall = rebalance.stall_of("classic", 1500, Event("calm", 10.5, 12.0), SENT, SEEN, PLACES)
+    assert (stall.moved_ms, stall.stayed_ms, stall.gap_ms) == (None, 250.0, 500.0)
+
+
+def test_what_members_say_is_read_from_their_logs(tmp_path: Path) -> None:
+    log = tmp_path / "member.log"
+    log.write_text(
+        '{"event": "partition_ready", "partition": "orders[x][3]", "level": "info"}\n'
+        "Traceback (most recent call last):\n"
+        '{"event": "partition_ready", "partition": "orders[x][12]", "level": "warning"}\n'
+        '{"event": "starting_over", "reason": "fenced", "level": "warning"}\n'
+        '{"event": "partition_halted", "level": "error"}\n'
+        '{"event": "partition_re'
+    )
+    lines = rebalance.said(log)
+    assert rebalance.ready_in(lines) == {3, 12}
+    assert rebalance.noise_in(lines, "A") == ["A: starting_over fenced", "A: partition_halted"]
+
+
+def test_rebalances_have_their_verdicts() -> None:
+    found = Results()
+    found.stalls = [
+        Stall("consumer", 1500, "calm", None, 400.0, 90.0),
+        Stall("consumer", 1500, "join", 900.0, 300.0),
+        Stall("consumer", 1500, "leave", 1001.0, 100.0),
+        Stall("consumer", 1500, "kill", 6500.0, 301.0, noise=["A: not_ready"]),
+        Stall("static", 1500, "kill, restarted", 2000.0, 10.0),
+        Stall("backlog", 0, "backlog", gap_ms=1001.0),
+        Stall("churn", 500, "join", 10.0, 10.0, gap_ms=1001.0),
+        Stall("classic", 1500, "join", 9000.0, 9000.0, wrong=["no row for o-1"]),
+    ]
+    judged = [(verdict.text, verdict.ok) for verdict in verdicts.verdicts(found)]
+    assert judged == [
+        ("consumer at 1,500 msg/s: join and leave, partitions that move", False),
+        ("consumer at 1,500 msg/s: join and leave, partitions that stay", True),
+        ("consumer at 1,500 msg/s: kill, partitions that move", True),
+        ("consumer at 1,500 msg/s: kill, partitions that stay", False),
+        ("consumer at 1,500 msg/s: noise", False),
+        ("static at 1,500 msg/s: kill and restart, partitions that move", True),
+        ("static at 1,500 msg/s: kill, partitions that stay", True),
+        ("static at 1,500 msg/s: noise", True),
+        ("backlog: without any output", False),
+        ("backlog: noise", True),
+        ("churn at 500 msg/s: join and leave, partitions that move", True),
+        ("churn at 500 msg/s: join and leave, partitions that stay", True),
+        ("churn at 500 msg/s: without any output", False),
+        ("churn at 500 msg/s: noise", True),
+    ]
+    assert found.wrong == ["WRONG rebalance, classic at 1500 msg/s: no row for o-1"]
 
 
 def test_orders_are_the_same_every_time_and_have_the_wanted_size() -> None:
@@ -196,6 +273,15 @@ def test_the_processor_accepts_the_configuration_that_is_written_for_it(subject:
     settings = config.load(path, environ={})
     assert settings.consumer == "bench"
     assert settings.batch.max_messages == 2000
+
+
+@pytest.mark.parametrize("profile", [profile for profile in PROFILES if profile is not STATIC])
+def test_the_processor_accepts_the_profiles_of_rebalances(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "bench.toml"
+    job = Job("localhost:9092", "postgresql://localhost/bench", "orders", "out", "bench")
+    path.write_text(profile.subject().config(job))
+    settings = config.load(path, environ={})
+    assert settings.kafka.group_protocol == profile.kafka["group_protocol"]
 
 
 @pytest.mark.parametrize(
