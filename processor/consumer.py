@@ -165,9 +165,11 @@ class Source:
             return [assignment for assignment in self._assignments.values() if assignment.fetching]
 
     def begin(self, assignment: Assignment, offset: int) -> None:
-        """Start, or start again, to read a partition at this offset."""
+        """Start, or start again, to read a partition at this offset; not one that is to be given back."""
         assignment.position = offset
         with self._changed:
+            if assignment.leaving:
+                return
             self._drop_buffer(assignment)
             assignment.active = True
             self._to_begin.append((assignment, offset))

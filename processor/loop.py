@@ -605,7 +605,8 @@ class Loop:
         self._source.suspend(affected_ones)
         for assignment in affected_ones:
             self._unmarked.pop(assignment, None)
-        self._begin_recovery(affected_ones, str(trouble))
+        if affected_ones:  # else they are another one's business already
+            self._begin_recovery(affected_ones, str(trouble))
 
     def _begin_recovery(self, assignments: list[Assignment], reason: str | None = None) -> None:
         """Beside the work on other partitions."""
