@@ -560,11 +560,12 @@ class Loop:
     async def _mark_sent(self) -> None:
         """Let the ledger forget outputs that Kafka has, so that an operator's rewind does not send them again."""
         await self._publications.finish()
+        self._unmarked = {assignment: end for assignment, end in self._unmarked.items() if assignment.owned}
         sent = self._sent()
         if sent:
             async with self._control.use() as connection:
                 await self._ledger.mark_sent(connection, list(sent.values()))
-        self._unmarked.clear()
+            self._forgotten(sent)  # and nothing that a recovery has found meanwhile
 
     def _sent(self) -> dict[Assignment, Sent]:
         """How much of what is stored Kafka is known to have."""
