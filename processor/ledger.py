@@ -25,7 +25,7 @@ RAISE_EPOCH = """
         WHERE l.consumer = $1
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
-    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, updated_at = now(),
+    UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, slot = $7, updated_at = now(),
                         deaths = CASE WHEN l.trying IS NULL OR mine.alive THEN l.deaths
                                       WHEN l.trying = l.suspect THEN l.deaths + 1 ELSE 1 END,
                         suspect = CASE WHEN mine.alive THEN l.suspect ELSE coalesce(l.trying, l.suspect) END,
@@ -40,9 +40,15 @@ UNSENT = """
     SELECT source, outputs FROM unsent WHERE source = ANY ($1::integer[]) ORDER BY source, next_offset
 """
 
+FORMER_SLOTS = """
+    SELECT DISTINCT l.slot FROM ledger l
+    JOIN unnest($2::text[], $3::integer[]) AS p(topic, partition) ON l.topic = p.topic AND l.partition = p.partition
+    WHERE l.consumer = $1
+"""
+
 CREATE = """
-    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner)
-    VALUES ($1, $2, $3, $4, $5, $6, $6, $7)
+    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, slot)
+    VALUES ($1, $2, $3, $4, $5, $6, $6, $7, $8)
     ON CONFLICT DO NOTHING RETURNING source
 """
 
@@ -142,8 +148,22 @@ class Ledger:
         self._consumer = consumer
         self._owner = owner
 
+    async def slots(self, connection: Connection[Row], partitions: Sequence[Partition]) -> set[int]:
+        """Of those who owned these last."""
+        rows = await connection.fetch(
+            FORMER_SLOTS,
+            self._consumer,
+            [partition.topic for partition in partitions],
+            [partition.number for partition in partitions],
+        )
+        return {row["slot"] for row in rows}
+
     async def raise_epochs(
-        self, connection: Connection[Row], at_least: Mapping[Partition, int], alive: Collection[Partition] = ()
+        self,
+        connection: Connection[Row],
+        at_least: Mapping[Partition, int],
+        slot: int,
+        alive: Collection[Partition] = (),
     ) -> dict[Partition, LedgerRow]:
         """Become the owner; partitions without a row are absent from the answer.
 
@@ -158,6 +178,7 @@ class Ledger:
             list(at_least.values()),
             self._owner,
             [partition in alive for partition in at_least],
+            slot,
         )
         unsent: dict[int, list[bytes]] = {row["source"]: [] for row in rows}
         for source, outputs in await connection.fetch(UNSENT, list(unsent)):
@@ -178,11 +199,11 @@ class Ledger:
         }
 
     async def create(
-        self, connection: Connection[Row], partition: Partition, epoch: int, topic_id: str, start: int
+        self, connection: Connection[Row], partition: Partition, epoch: int, slot: int, topic_id: str, start: int
     ) -> int | None:
         """The first row of a partition; gives its source, or None if another owner was faster."""
         source: int | None = await connection.fetchval(
-            CREATE, self._consumer, partition.topic, partition.number, epoch, topic_id, start, self._owner
+            CREATE, self._consumer, partition.topic, partition.number, epoch, topic_id, start, self._owner, slot
         )
         return source
 

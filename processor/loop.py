@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dead_letters, failpoints, failures, identity, outputs, parking, recovery, slots, sqlstates
+from processor import dead_letters, failpoints, failures, identity, outputs, parking, recovery, sqlstates
 from processor.ahead import Ahead
 from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait, let_go
@@ -40,8 +40,9 @@ from processor.postgres import Session, end_frozen
 from processor.publications import Batch as Committed
 from processor.publications import Publications, still_owned
 from processor.records import Partition, Record
+from processor.slots import Slot
 from processor.spans import assignments_of, ends_of, sizes_of, told
-from processor.transaction import Offset, Publisher
+from processor.transaction import Offset, Publisher, end_left_open
 from processor.turns import Turns
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Loop:
         self._source = source
         self._cluster = cluster
         self._control = Session(settings, "control", retried=True)
-        self._slot: int | None = None
+        self._slot = Slot(settings.consumer, self._control)
         owner = f"{socket.gethostname()}:{os.getpid()}"
         # A lease outlives its owner: it must not be taken for that of another one with the same process id.
         lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
@@ -115,7 +116,7 @@ class Loop:
         self._readiness = readiness
         self.counts = Counts()
         self._acts = acts  # there are handlers that act outside
-        self._publisher = Publisher(settings.kafka, self.lease, membership.metadata)
+        self._publisher = Publisher(settings.kafka, self._slot.lease, membership.metadata)
         self._parks = settings.failure.policy == "park-key"
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
@@ -133,6 +134,10 @@ class Loop:
         """Finish the batch at hand, then leave."""
         self._stopping = True
         self._source.news.set()
+
+    async def lease(self) -> str:
+        """A name that nobody else who lives has."""
+        return await self._slot.lease()
 
     async def open(self) -> None:
         """Have a producer, while the group is being joined; if that does not go, recovery comes again."""
@@ -638,11 +643,20 @@ class Loop:
 
     async def _recover(self, assignments: list[Assignment]) -> None:
         partitions = [assignment.partition for assignment in assignments]
-        # End what a dead producer of our slot left open: until then nothing that Kafka says is final.
+        # End what dead producers left open, of our slot and of former owners: until then nothing that Kafka says is
+        # final, and committed readers wait.
         await self._publisher.open()
+        await self._end_left_open(partitions)
         committed = await asyncio.to_thread(self._cluster.committed, partitions)
         with self._source.using(assignments):
             await self._take_over(assignments, committed)
+
+    async def _end_left_open(self, partitions: Sequence[Partition]) -> None:
+        async with self._control.use() as connection:
+            former = await self._ledger.slots(connection, partitions)
+        async with self._slot.abandoned(former) as names:
+            for name in names:
+                await asyncio.to_thread(end_left_open, self._settings.kafka, name)
 
     async def _take_over(
         self, assignments: list[Assignment], committed: dict[Partition, recovery.Committed | None]
@@ -659,7 +673,7 @@ class Loop:
             # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
             newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
             alive = {assignment.partition for assignment in assignments if assignment.known}
-            rows = await self._ledger.raise_epochs(connection, newest, alive)
+            rows = await self._ledger.raise_epochs(connection, newest, self._slot.number, alive)
         logs = await asyncio.to_thread(self._cluster.logs, partitions)
         steps = {
             assignment: recovery.decide(
@@ -680,7 +694,7 @@ class Loop:
                 source = row.source if row else None
                 if step.create:
                     source = await self._ledger.create(
-                        connection, partition, assignment.epoch, logs[partition].topic_id, step.start
+                        connection, partition, assignment.epoch, self._slot.number, logs[partition].topic_id, step.start
                     )
                 if source is None:
                     raise Fenced(f"{partition}: another instance was faster")
@@ -733,12 +747,6 @@ class Loop:
             await self._publisher.publish(parcels, offsets, still_owned(assignments))
         if sent := sum(map(len, parcels)):
             log.info("stored_outputs_sent", outputs=sent)
-
-    async def lease(self) -> str:
-        """The name that nobody else who lives has: a transactional id, and that of a static member."""
-        async with self._control.use() as connection:
-            self._slot = await slots.lease(connection, self._consumer, self._slot)
-            return slots.transactional_id(self._consumer, self._slot)
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""

@@ -103,6 +103,19 @@ class Offset:
     metadata: str
 
 
+def end_left_open(settings: KafkaSettings, transactional_id: str) -> None:
+    """End the transaction, if there is one, of a producer that is gone; else its time-out does."""
+    producer = Producer(settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka"))
+    try:
+        producer.init_transactions(INIT_SECONDS)
+    except KafkaException as error:
+        log.warning("transaction_left_to_its_timeout", transactional_id=transactional_id, error=error.args[0].str())
+    else:
+        log.info("transaction_of_former_owner_ended", transactional_id=transactional_id)
+    finally:
+        producer.close()
+
+
 class Publisher:
     """Owns the producer and its transaction. One transaction at a time, all calls on one thread."""
 
@@ -120,20 +133,26 @@ class Publisher:
         self._longest = ATTEMPTS * (INIT_SECONDS + 2 * settings.transaction_timeout_ms / 1000)
         self._hung = False
         self._producer: Producer | None = None
+        self._name = ""  # the transactional id that it has or had
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
-        """Have a producer: leases a transactional id and ends whatever transaction it was left with."""
+        """Have a producer of the name that is leased to us, and end whatever transaction that was left with."""
+        name = await self._lease()  # again: a lease goes with the connection, the producer does not
         async with self._one_at_a_time:
-            await self._ready()
+            if name != self._name:
+                await self._run(self._close)
+            if self._producer is None:
+                await self._run(self._open, name)
 
     async def publish(
         self, parcels: Sequence[Parcel], offsets: Sequence[Offset], still_owned: Callable[[], bool]
     ) -> None:
         """Raises BatchAborted or Fenced if it was not, or may not have been, committed; recovery tells."""
         async with self._one_at_a_time:
-            await self._ready()
+            if self._producer is None:
+                await self._run(self._open, await self._lease())
             await self._run(self._transact, parcels, offsets, still_owned)
 
     async def close(self) -> None:
@@ -142,10 +161,6 @@ class Publisher:
             async with self._one_at_a_time:
                 await self._run(self._close)
         self._thread.shutdown(wait=False)
-
-    async def _ready(self) -> None:
-        if self._producer is None:
-            await self._run(self._open, await self._lease())
 
     async def _run(self, function: Callable[..., None], *args: Any) -> None:
         """A call that outlasts all its own bounds hangs inside librdkafka; only a new process gets rid of it."""
@@ -159,6 +174,7 @@ class Publisher:
     # --- on the publish thread ---
 
     def _open(self, transactional_id: str) -> None:
+        self._name = transactional_id
         self._producer = Producer(
             self._settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka")
         )

@@ -41,6 +41,27 @@ def test_members_join_and_leave_under_load_and_each_order_counts_once(
         assert member.wait() == 0, member.tail()
 
 
+@pytest.mark.parametrize(("protocol", "point"), [("classic", "after_offsets"), ("consumer", "before_kafka_commit")])
+def test_the_open_kafka_transaction_of_a_member_that_was_killed_is_ended_by_whoever_takes_its_partitions(
+    protocol: str, point: str, deployment: Deploy, start: Start
+) -> None:
+    """Neither the new owner nor a reader of outputs waits for its time-out, which is longer than this test waits."""
+    deployed = deployment(protocol=protocol, settings={"kafka": {"transaction_timeout_ms": 600_000}})
+    verifier = deployed.verifier()
+    feed = deployed.feed()
+    with feed.flowing(rate=200):
+        survivor = start(deployed)
+        survivor.wait_for_partitions(deployed.partitions)
+        doomed = start(deployed, failpoints=f"{point}=kill@3")
+        assert doomed.wait() == -signal.SIGKILL, doomed.tail()
+        moved = len(doomed.events("partition_ready"))
+        survivor.wait_for_partitions(deployed.partitions + moved)
+    assert verifier.open_transactions() == []
+    verifier.assert_exactly_once()
+    survivor.terminate()
+    assert survivor.wait() == 0, survivor.tail()
+
+
 # Where the zombie freezes: inside an open Postgres transaction, in the middle of a statement or between two, between
 # the two commits, inside an open Kafka transaction without and with its offsets.
 ZOMBIES = [

@@ -107,13 +107,13 @@ async def test_who_lives_on_is_not_counted_as_dead(bench: MakeBench) -> None:
     b = bench()
     connection = await asyncpg.connect(b.database)
     ledger, partition = Ledger(b.consumer, "us"), Partition(b.input, 0)
-    await ledger.create(connection, partition, 1, "topic id", 0)
+    await ledger.create(connection, partition, 1, 0, "topic id", 0)
     for epoch in (1, 2):
         await ledger.try_(connection, partition, epoch, range(5, 6))
-        row = (await ledger.raise_epochs(connection, {partition: 0}, alive={partition}))[partition]
+        row = (await ledger.raise_epochs(connection, {partition: 0}, 0, alive={partition}))[partition]
         assert (row.epoch, row.suspect, row.deaths) == (epoch + 1, None, 0)
     for epoch in (3, 4):
         await ledger.try_(connection, partition, epoch, range(5, 6))
-        row = (await ledger.raise_epochs(connection, {partition: 0}))[partition]
+        row = (await ledger.raise_epochs(connection, {partition: 0}, 0))[partition]
         assert (row.epoch, row.suspect, row.deaths) == (epoch + 1, range(5, 6), epoch - 2)
     await connection.close()
