@@ -55,7 +55,7 @@ CREATE TABLE ledger (
     first_offset bigint      NOT NULL,  -- everything below was known to be published with the last batch
     next_offset  bigint      NOT NULL,  -- everything below is applied
     owner        text        NOT NULL,
-    slot         integer     NOT NULL,  -- of the owner: names the producer that it may have left a transaction of
+    slot         integer,               -- of the owner; NULL if it died and has left no Kafka transaction open
     starts       integer     NOT NULL DEFAULT 0,  -- of work by owners, since a batch was last committed
     trying       int8range,             -- the offsets at work, where owners keep dying
     suspect      int8range,             -- the offsets that were at work when the last owner died

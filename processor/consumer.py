@@ -14,13 +14,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processor.buffer import Buffer, memory
 from processor.errors import Fenced, Halt, ProcessorError
@@ -39,6 +39,8 @@ POLL_SECONDS = 0.05
 # So many records are read at once, but no more than a batch.
 BITE = 2000
 BITE_SECONDS = 0.02
+# How long to ask where a topic is, before it is read without knowing.
+MEET_SECONDS = 2.0
 # How long to wait for a full buffer to be emptied before the partitions are paused.
 FULL_SECONDS = 1.0
 
@@ -99,6 +101,7 @@ class Source:
         self._new: list[Assignment] = []
         self._to_stop: list[Partition] = []
         self._to_begin: list[tuple[Assignment, int]] = []
+        self._to_meet: set[str] = set()  # topics that are going to be read
         self._reading: set[Partition] = set()  # known to the poll thread alone
         self._throttled = False
         self.outside = False  # the group has dropped us, and we are not back yet
@@ -226,6 +229,7 @@ class Source:
             for partition in partitions:
                 assignment = self._assignments[partition] = Assignment(partition)
                 self._new.append(assignment)
+                self._to_meet.add(partition.topic)
             self.outside = False
         self._wake()
 
@@ -310,6 +314,9 @@ class Source:
         with self._changed:
             to_begin, self._to_begin = self._to_begin, []
             to_stop, self._to_stop = self._to_stop, []
+            to_meet, self._to_meet = self._to_meet, set()
+        for topic in to_meet - {partition.topic for partition in self._reading}:
+            self._meet(topic)
         for partition in to_stop:
             self._stop_reading(partition)
         for assignment, offset in to_begin:
@@ -324,6 +331,14 @@ class Source:
                     self._consumer.pause([where])
                 with self._changed:
                     assignment.fetching = assignment.active
+
+    def _meet(self, topic: str) -> None:
+        """Find out who has a topic while its partitions are still being recovered.
+
+        Of one that librdkafka is told to read before it knows, it looks for the brokers once a second.
+        """
+        with suppress(KafkaException):
+            self._consumer.list_topics(topic, MEET_SECONDS)
 
     def _stop_reading(self, partition: Partition) -> None:
         if partition in self._reading:

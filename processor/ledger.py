@@ -40,10 +40,16 @@ UNSENT = """
     SELECT source, outputs FROM unsent WHERE source = ANY ($1::integer[]) ORDER BY source, next_offset
 """
 
-FORMER_SLOTS = """
-    SELECT DISTINCT l.slot FROM ledger l
-    JOIN unnest($2::text[], $3::integer[]) AS p(topic, partition) ON l.topic = p.topic AND l.partition = p.partition
-    WHERE l.consumer = $1
+SLOTS = "SELECT DISTINCT slot FROM ledger WHERE consumer = $1 AND slot IS NOT NULL"
+
+# Not of rows that somebody is just taking over: they get another one.
+FORGET_SLOT = """
+    WITH its AS (
+        SELECT topic, partition FROM ledger WHERE consumer = $1 AND slot = $2
+        ORDER BY topic, partition FOR UPDATE SKIP LOCKED
+    )
+    UPDATE ledger l SET slot = NULL FROM its
+    WHERE l.consumer = $1 AND l.topic = its.topic AND l.partition = its.partition
 """
 
 CREATE = """
@@ -148,15 +154,13 @@ class Ledger:
         self._consumer = consumer
         self._owner = owner
 
-    async def slots(self, connection: Connection[Row], partitions: Sequence[Partition]) -> set[int]:
-        """Of those who owned these last."""
-        rows = await connection.fetch(
-            FORMER_SLOTS,
-            self._consumer,
-            [partition.topic for partition in partitions],
-            [partition.number for partition in partitions],
-        )
-        return {row["slot"] for row in rows}
+    async def slots(self, connection: Connection[Row]) -> set[int]:
+        """Of those who own partitions, or did when they died."""
+        return {row["slot"] for row in await connection.fetch(SLOTS, self._consumer)}
+
+    async def forget_slot(self, connection: Connection[Row], slot: int) -> None:
+        """Nothing is left of whoever had it."""
+        await connection.execute(FORGET_SLOT, self._consumer, slot)
 
     async def raise_epochs(
         self,

@@ -35,6 +35,7 @@ from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
 from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger, Sent
+from processor.orphans import Orphans
 from processor.outputs import Parcel
 from processor.postgres import Session, end_frozen
 from processor.publications import Batch as Committed
@@ -42,7 +43,7 @@ from processor.publications import Publications, still_owned
 from processor.records import Partition, Record
 from processor.slots import Slot
 from processor.spans import assignments_of, ends_of, sizes_of, told
-from processor.transaction import Offset, Publisher, end_left_open
+from processor.transaction import Offset, Publisher
 from processor.turns import Turns
 
 if TYPE_CHECKING:
@@ -100,7 +101,6 @@ class Loop:
         self._source = source
         self._cluster = cluster
         self._control = Session(settings, "control", retried=True)
-        self._slot = Slot(settings.consumer, self._control)
         owner = f"{socket.gethostname()}:{os.getpid()}"
         # A lease outlives its owner: it must not be taken for that of another one with the same process id.
         lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
@@ -110,6 +110,9 @@ class Loop:
             self._key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms, self._turns
         )
         self._ledger = Ledger(settings.consumer, owner)
+        self._slots = Session(settings, "slot", retried=True)
+        self._slot = Slot(settings.consumer, self._slots, self._ledger)
+        self._orphans = Orphans(settings.kafka, self._slots, self._slot, self._ledger)
         self._judge = Judge(settings)
         self._attempts = Attempts(settings, source, self._control, self._inbox)
         self._holding = Holding(settings, source, self._control, self._inbox, self._judge, readiness)
@@ -148,7 +151,11 @@ class Loop:
 
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
-        reaper = asyncio.create_task(self._attempts.reap()) if self._acts else None
+        helpers = [asyncio.create_task(self._orphans.watch())]
+        if self._acts:
+            helpers.append(asyncio.create_task(self._attempts.reap()))
+        for helper in helpers:
+            helper.add_done_callback(self._helper_ended)
         try:
             while not self._stopping:
                 used: Sequence[Assignment] = ()
@@ -166,17 +173,21 @@ class Loop:
             raise
         finally:
             self._holding.close()
-            beside = [*self._recoveries, *([reaper] if reaper else ())]
+            beside = [*self._recoveries, *helpers]
             for task in beside:
                 task.cancel()
-            if beside:
-                await asyncio.wait(beside)
+            await asyncio.wait(beside)
             self._publications.close()
             await self._ahead.close()
+
+    def _helper_ended(self, helper: asyncio.Task[None]) -> None:
+        if not helper.cancelled() and (error := helper.exception()) is not None:
+            self._source.fail(error)
 
     async def close(self) -> None:
         """Behind everything else: until we have left the group, what is under way may still be published."""
         await self._publisher.close()
+        await self._slots.close()
         await self._control.close()
 
     # --- one batch ---
@@ -643,20 +654,11 @@ class Loop:
 
     async def _recover(self, assignments: list[Assignment]) -> None:
         partitions = [assignment.partition for assignment in assignments]
-        # End what dead producers left open, of our slot and of former owners: until then nothing that Kafka says is
-        # final, and committed readers wait.
+        # End what a dead producer of our slot left open: until then nothing that Kafka says is final.
         await self._publisher.open()
-        await self._end_left_open(partitions)
         committed = await asyncio.to_thread(self._cluster.committed, partitions)
         with self._source.using(assignments):
             await self._take_over(assignments, committed)
-
-    async def _end_left_open(self, partitions: Sequence[Partition]) -> None:
-        async with self._control.use() as connection:
-            former = await self._ledger.slots(connection, partitions)
-        async with self._slot.abandoned(former) as names:
-            for name in names:
-                await asyncio.to_thread(end_left_open, self._settings.kafka, name)
 
     async def _take_over(
         self, assignments: list[Assignment], committed: dict[Partition, recovery.Committed | None]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 INIT_SECONDS = 30.0
+# For the producer of somebody who is gone. The broker ends the transaction with its first request.
+END_SECONDS = 5.0
 # A call that may be repeated is repeated so often before the producer is given up for a new one.
 ATTEMPTS = 4
 
@@ -103,15 +105,17 @@ class Offset:
     metadata: str
 
 
-def end_left_open(settings: KafkaSettings, transactional_id: str) -> None:
-    """End the transaction, if there is one, of a producer that is gone; else its time-out does."""
+def end_left_open(settings: KafkaSettings, transactional_id: str) -> bool:
+    """End the transaction, if there is one, of a producer that is gone; whether the broker has said so."""
     producer = Producer(settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka"))
     try:
-        producer.init_transactions(INIT_SECONDS)
+        producer.init_transactions(END_SECONDS)
     except KafkaException as error:
-        log.warning("transaction_left_to_its_timeout", transactional_id=transactional_id, error=error.args[0].str())
+        log.warning("left_open_not_ended", transactional_id=transactional_id, error=error.args[0].str())
+        return False
     else:
-        log.info("transaction_of_former_owner_ended", transactional_id=transactional_id)
+        log.info("left_open_ended", transactional_id=transactional_id)
+        return True
     finally:
         producer.close()
 

@@ -124,7 +124,8 @@ async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asy
     one = ["topic1"], [1]
     for sql, args in (
         (ledger.RAISE_EPOCH, ("c1", *one, [0], "me", [False], 0)),
-        (ledger.FORMER_SLOTS, ("c1", *one)),
+        (ledger.SLOTS, ("c1",)),
+        (ledger.FORGET_SLOT, ("c1", 0)),
         (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
         (ledger.TRY, ("c1", "topic1", 1, 1, 5, 6)),
         (ledger.ADVANCE, ([1], [1], [5], "c1", *one, [1], [0], [5], [b"x"], [False], [0])),
