@@ -46,7 +46,7 @@ ALARMS = ("starting_over", "not_ready")
 NOISE_CHARACTERS = 200  # librdkafka names every partition
 
 # Kafka's newer protocol: the broker decides, for each group if asked.
-HEARTBEAT_MS = 500
+HEARTBEAT_MS = 250
 SESSION_MS = 6_000
 BROKERS_HEARTBEAT_MS = 5_000
 BROKERS_SESSION_MS = 45_000

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import asyncpg
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation as Operation  # type: ignore[attr-defined]
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import ResourceType as Resource  # type: ignore[attr-defined]
 
 from processor import dispatch, failures, librdkafka, migrate
 from processor.config import Settings
@@ -32,6 +33,11 @@ SECOND_CHANCE_SECONDS = 2.0
 # What a broker answers while it takes over a group, as after its start.
 COORDINATOR_MOVES = frozenset({"NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"})
 HOPELESS = frozenset({"_AUTHENTICATION", "_SSL"})
+
+# What the broker decides for the members of a group, and what is good enough.
+HEARTBEAT, SESSION = "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms"
+SLOWEST_HEARTBEAT_MS, LONGEST_SESSION_MS = 500, 10_000
+BETTER_HEARTBEAT_MS, BETTER_SESSION_MS = 250, 6_000
 
 TABLE_PRIVILEGES = """
     SELECT t.name AS table, p.name AS privilege
@@ -52,7 +58,7 @@ Kind = Literal["configuration", "server"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `ok` is None where it could not be asked."""
+    """One thing looked at. `ok` is None where it could not be asked, or is not wrong but could be better."""
 
     kind: Kind
     name: str
@@ -95,6 +101,8 @@ def broker(settings: Settings) -> list[Finding]:
         dead_letters = dict.fromkeys(filter(None, map(settings.dead_letter_topic, settings.topics)))
         findings += [_dead_letter_topic(settings, admin, topic, list(known), errors) for topic in dead_letters]
         findings.append(_group(settings, admin, errors))
+        if settings.kafka.group_protocol == "consumer":
+            findings += _timing(settings, admin, errors)
     except KafkaException as error:
         text = settings.redact(str(error.args[0].str()))
         return [Finding("server", "kafka", False, f"{where}: cannot use {servers}: {text}")]
@@ -265,6 +273,36 @@ def _group(settings: Settings, admin: AdminClient, errors: list[KafkaError]) -> 
     if _forbidden(Operation.READ, described.authorized_operations):
         return Finding("server", name, False, f"{where}: this user may not READ the group; add the ACL")
     return Finding("server", name, True, f"{len(described.members)} member(s)")
+
+
+def _timing(settings: Settings, admin: AdminClient, errors: list[KafkaError]) -> Iterator[Finding]:
+    """With this protocol the brokers decide how soon a member hears of a rebalance, and how late it is missed."""
+    group = settings.consumer
+    name = f"group {group}, timing"
+    asked = admin.describe_configs([ConfigResource(Resource.GROUP, group)], request_timeout=DEADLINE_SECONDS)
+    try:
+        (future,) = asked.values()
+        found = _answer(admin, future, errors) or {}
+        heartbeat, session = (int(found[setting].value) for setting in (HEARTBEAT, SESSION))
+    except (KafkaException, KeyError):
+        yield Finding("server", name, None, "the brokers do not tell; docs/performance.md says what they should have")
+        return
+    text = f"heartbeat {heartbeat / 1000:g} s, session {session / 1000:g} s"
+    if heartbeat <= SLOWEST_HEARTBEAT_MS and session <= LONGEST_SESSION_MS:
+        yield Finding("server", name, True, text)
+        return
+    command = (
+        f"kafka-configs --bootstrap-server {settings.kafka.bootstrap_servers} --alter --entity-type groups "
+        f"--entity-name {group} --add-config {HEARTBEAT}={BETTER_HEARTBEAT_MS},{SESSION}={BETTER_SESSION_MS}"
+    )
+    yield Finding(
+        "server",
+        name,
+        None,
+        f"{text}: partitions that move stand still for up to the one, those of a killed process for the other. "
+        f"Better: {command} (no less than the brokers' group.consumer.min.heartbeat.interval.ms and "
+        "group.consumer.min.session.timeout.ms)",
+    )
 
 
 def _forbidden(operation: Operation, allowed: list[Operation] | None) -> bool:

@@ -22,8 +22,8 @@ PIPE = "PROCESSOR_SUPERVISOR_PIPE"
 FINAL = (2, 3)
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
-# A worker that ran this long was healthy; its next failure starts from the first delay again.
-HEALTHY_SECONDS = 60.0
+# A worker that ran this long was healthy: it is replaced at once. Delays are for those that cannot even start.
+HEALTHY_SECONDS = 10.0
 
 
 def run(command: Sequence[str], workers: int) -> int:
@@ -97,8 +97,8 @@ class _Supervisor:
                 self._exit_code = code
                 self._stop(f"worker {index} exited with {code}")
                 return
-            failures = 1 if time.monotonic() - started > HEALTHY_SECONDS else failures + 1
-            delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1))
+            failures = 0 if time.monotonic() - started > HEALTHY_SECONDS else failures + 1
+            delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1)) if failures else 0.0
             log.warning("worker_ended", worker=index, pid=process.pid, exit_code=code, restart_in_seconds=delay)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)

@@ -76,7 +76,7 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
 
 def _said_twice(record: logging.LogRecord) -> bool:
     """librdkafka logs each error of a transaction that it also raises to us: what it means, we say ourselves."""
-    if "TXNERR" in record.getMessage():
+    if any(said in record.getMessage() for said in ("TXNERR", "GETPID")):
         record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return record.levelno >= logging.getLogger().level
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +36,10 @@ log = structlog.get_logger()
 INIT_SECONDS = 30.0
 # For the producer of somebody who is gone. The broker ends the transaction with its first request.
 END_SECONDS = 5.0
+# Of which it is asked so long at a time.
+ASK_SECONDS = 0.1
+# How long to wait for a connection before the brokers are asked for anything.
+CONNECT_SECONDS = 2.0
 # A call that may be repeated is repeated so often before the producer is given up for a new one.
 ATTEMPTS = 4
 
@@ -107,17 +113,28 @@ class Offset:
 
 def end_left_open(settings: KafkaSettings, transactional_id: str) -> bool:
     """End the transaction, if there is one, of a producer that is gone; whether the broker has said so."""
+    producer = _new_producer(settings, transactional_id)
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        try:
+            producer.init_transactions(ASK_SECONDS)
+            break
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                break  # it is being ended; librdkafka would ask again in half a second
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                log.warning("left_open_not_ended", transactional_id=transactional_id, error=error.args[0].str())
+                return False
+    log.info("left_open_ended", transactional_id=transactional_id)
+    return True
+
+
+def _new_producer(settings: KafkaSettings, transactional_id: str) -> Producer:
+    """Connected: one that has to ask for its coordinator before it is waits for half a second."""
     producer = Producer(settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka"))
-    try:
-        producer.init_transactions(END_SECONDS)
-    except KafkaException as error:
-        log.warning("left_open_not_ended", transactional_id=transactional_id, error=error.args[0].str())
-        return False
-    else:
-        log.info("left_open_ended", transactional_id=transactional_id)
-        return True
-    finally:
-        producer.close()
+    with suppress(KafkaException):  # its next call says what is wrong
+        producer.list_topics(timeout=CONNECT_SECONDS)
+    return producer
 
 
 class Publisher:
@@ -179,9 +196,7 @@ class Publisher:
 
     def _open(self, transactional_id: str) -> None:
         self._name = transactional_id
-        self._producer = Producer(
-            self._settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka")
-        )
+        self._producer = _new_producer(self._settings, transactional_id)
         self._call("initialising transactions", self._producer.init_transactions, INIT_SECONDS)
         log.info("producer_ready", transactional_id=transactional_id)
 

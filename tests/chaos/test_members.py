@@ -161,6 +161,44 @@ def test_a_killed_worker_is_replaced_and_one_sigterm_stops_all(deployment: Deplo
     deployed.verifier().assert_exactly_once()
 
 
+def test_a_static_member_that_is_killed_and_started_again_gets_its_partitions_back_without_a_rebalance(
+    deployment: Deploy, start: Start
+) -> None:
+    """The session is longer than this test waits: nobody can have got them by its end."""
+    kafka = {"static_membership": True, "session_timeout_ms": 120_000}
+    deployed = deployment(handler="reserve_many", settings={"kafka": kafka})
+    feed = deployed.feed()
+    with feed.flowing(rate=300):
+        service = start(deployed, "--workers", "2")
+        service.wait_for_partitions(deployed.partitions)
+        victim = service.workers()[0]
+        service.kill_worker(victim)
+        service.wait_for("worker_ended", pid=victim, exit_code=-signal.SIGKILL)
+        service.wait_for_partitions(deployed.partitions * 3 // 2)
+    deployed.verifier().assert_exactly_once()
+    assert not service.events("partitions_revoked"), "the other worker's partitions were touched"
+    assert not service.events("starting_over")
+    service.terminate()
+    assert service.wait() == 0, service.tail()
+
+
+def test_a_rolling_restart_of_static_members_causes_no_rebalance(deployment: Deploy, start: Start) -> None:
+    kafka = {"static_membership": True, "session_timeout_ms": 120_000}
+    deployed = deployment(handler="reserve_many", settings={"kafka": kafka})
+    feed = deployed.feed()
+    with feed.flowing(rate=300):
+        stays, leaves = start(deployed), start(deployed)
+        stays.wait_for("partition_ready")
+        leaves.wait_for_partitions(deployed.partitions // 2)
+        before = [len(stays.events(name)) for name in ("partitions_assigned", "partitions_revoked")]
+        leaves.terminate()
+        assert leaves.wait() == 0, leaves.tail()
+        returns = start(deployed)
+        returns.wait_for_partitions(deployed.partitions // 2)
+        assert [len(stays.events(name)) for name in ("partitions_assigned", "partitions_revoked")] == before
+    deployed.verifier().assert_exactly_once()
+
+
 def test_workers_stop_when_their_supervisor_is_killed(deployment: Deploy, start: Start) -> None:
     deployed = deployment(handler="reserve_many")
     feed = deployed.feed()

@@ -16,6 +16,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     NewTopic,
     ResourcePatternType,
     ResourceType,
@@ -116,6 +119,37 @@ def test_a_missing_topic_is_named_with_the_nearest_one(deployment: Deployment) -
     )
     expected = f"orders.toml: topics: {deployment.topic}s does not exist; did you mean {deployment.topic}?"
     assert missing == expected
+
+
+def set_group(stack: Stack, group: str, heartbeat_ms: int, session_ms: int) -> None:
+    settings = {"consumer.heartbeat.interval.ms": heartbeat_ms, "consumer.session.timeout.ms": session_ms}
+    entries = [ConfigEntry(n, str(v), incremental_operation=AlterConfigOpType.SET) for n, v in settings.items()]
+    admin = AdminClient({"bootstrap.servers": stack.internal_bootstrap_servers})
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(timeout=30)
+
+
+def test_slow_settings_of_a_group_whose_brokers_decide_are_said_with_the_command_that_mends_them(
+    deployment: Deployment, stack: Stack
+) -> None:
+    deployment.processor("migrate", "orders.toml")
+    set_group(stack, deployment.topic, 5000, 45000)
+    slow = deployment.processor("check", "orders.toml", "--connect", PROCESSOR_KAFKA__GROUP_PROTOCOL="consumer")
+    assert slow.returncode == 0, "slow is not wrong"
+    (line,) = [line for line in slow.stdout.splitlines() if f"group {deployment.topic}, timing" in line]
+    assert line.startswith("– ")
+    assert "heartbeat 5 s, session 45 s" in line
+    settings = "consumer.heartbeat.interval.ms=250,consumer.session.timeout.ms=6000"
+    assert f"--entity-type groups --entity-name {deployment.topic} --add-config {settings} " in line
+    set_group(stack, deployment.topic, 250, 6000)
+    good = deployment.processor("check", "orders.toml", "--connect", PROCESSOR_KAFKA__GROUP_PROTOCOL="consumer")
+    assert f"✓ group {deployment.topic}, timing: heartbeat 0.25 s, session 6 s" in good.stdout
+
+
+def test_the_classic_protocol_needs_nothing_from_the_brokers(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    assert "timing" not in deployment.processor("check", "orders.toml", "--connect").stdout
 
 
 def test_a_missing_dead_letter_topic_is_named_unless_none_is_wanted(deployment: Deployment) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupState
 
+from processor import Retry
 from processor.engine import Engine
 from tests.integration.conftest import MakeBench
-from tests.support.bench import Sent
+from tests.support import handlers
+from tests.support.bench import Bench, Sent
 from tests.support.logs import events
 
 ALARMS = ("starting_over", "not_ready", "recovery_retried")
@@ -69,3 +76,57 @@ async def test_partition_that_stays_is_neither_recovered_nor_read_again_when_ano
             ready = [event["partition"] for event in events(logs, "partition_ready")]
             assert ready.count(str(stayed.partition)) == 1
             assert alarms(logs) == []
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_partition_that_is_read_anew_while_a_rebalance_waits_to_be_heard_does_not_answer_it(
+    bench: MakeBench, logs: list[Any], protocol: str
+) -> None:
+    """librdkafka takes any call that assigns or unassigns for the answer to a rebalance that is still in its queue."""
+    b = bench("planned", partitions=2, retry={"attempts": 2}, kafka={"group_protocol": protocol})
+    async with b.running():
+        (first,) = b.engines
+        await b.until(lambda: len(first._source.fetching()) == 2, "both partitions")
+        with stalled(first) as stall:
+            everyone = b._tasks
+            async with b.running():
+                b._tasks = [*everyone, *b._tasks]
+                (second,) = b.engines
+                await b.until(lambda: asyncio.to_thread(is_rebalancing, b), "a rebalance that waits for the first")
+                handlers.plans["m0"] = iter([Retry("not yet")])
+                b.send([Sent({"what": f"m{n}"}, b"k", id=f"m{n}", partition=0) for n in range(3)])
+                await b.until(lambda: handlers.calls["m0"] == 2, "a partition that was given back and taken anew")
+                assert second._source.owned() == [], "the group has moved on without our answer"
+                assert len(first._source.owned()) == 2
+                stall.set()
+                await b.until(lambda: len(second._source.fetching()) == 1, "a partition each")
+                await b.until(lambda: len(first._source.fetching()) == 1, "a partition each")
+                await b.done()
+    assert await b.effects() == ["m0", "m1", "m2"]
+    assert sorted(value["what"] for _, value, _ in b.outputs()) == ["m0", "m1", "m2"]
+    assert next(revoked["finished"] for revoked in events(logs, "partitions_revoked"))
+    assert alarms(logs) == []
+
+
+@contextmanager
+def stalled(engine: Engine) -> Iterator[threading.Event]:
+    """The group thread hears of nothing until the event is set."""
+    membership, go_on = engine._membership, threading.Event()
+    refresh = membership._refresh
+
+    def wait() -> None:
+        go_on.wait()
+        refresh()
+
+    membership._refresh = wait  # type: ignore[method-assign]
+    try:
+        yield go_on
+    finally:
+        membership._refresh = refresh  # type: ignore[method-assign]
+        go_on.set()
+
+
+def is_rebalancing(bench: Bench) -> bool:
+    """The group has met the second member, and waits for the first."""
+    group = bench.admin.describe_consumer_groups([bench.consumer])[bench.consumer].result()
+    return group.state is ConsumerGroupState.PREPARING_REBALANCING or len(group.members) == 2

@@ -205,14 +205,13 @@ EFFECTS = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, what te
 def write_config(
     path: Path, consumer: str, topic: str, stack: Any, database: str, handlers: dict[str, Any], tables: dict[str, Any]
 ) -> None:
+    kafka: dict[str, Any] = {"bootstrap_servers": stack.bootstrap_servers}
+    if tables.get("kafka", {}).get("group_protocol") != "consumer":  # with that one the broker decides
+        kafka |= {"session_timeout_ms": 6_000, "consumer": {"heartbeat.interval.ms": 500}}
     base: dict[str, Any] = {
         "handlers": {},
         "message": {"id": ["header:message-id", "offset"]},
-        "kafka": {
-            "bootstrap_servers": stack.bootstrap_servers,
-            "session_timeout_ms": 6_000,
-            "consumer": {"heartbeat.interval.ms": 500},
-        },
+        "kafka": kafka,
         "database": {"url": database},
         "run": {"stop_timeout_ms": 15_000},
         **deployments.FAILING,

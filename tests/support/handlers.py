@@ -479,3 +479,8 @@ async def uneven_outputs(messages: Messages[Any], db: Database) -> Outputs:
     await meet(messages, db)
     await db.execute(COLLECT, [str(value["what"]) for value in messages.values])
     return Outputs(output_topic, [*messages.values, {"what": "one too many"}])
+
+
+async def ask(message: Message[Any], db: Database) -> None:
+    """Its text is a question; the row has the answer."""
+    db.write(INSERT, str(await db.fetchval(_what(message))))

@@ -56,3 +56,22 @@ def test_handlers_import_nothing_but_the_public_names() -> None:
     for path in (PACKAGE.parent / "handlers").glob("*.py"):
         ours = {name for name in imported(path) if name.startswith("processor")}
         assert ours <= {"processor", *(f"processor.{name}" for name in processor.__all__)}, path.name
+
+
+def test_a_rebalance_is_answered_by_its_callbacks_and_by_nothing_else() -> None:
+    """librdkafka takes any such call for the answer to a rebalance, also of one that still waits in its queue."""
+    answering = {"assign", "unassign", "incremental_assign", "incremental_unassign"}
+
+    def answers(function: ast.AST) -> int:
+        return sum(
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in answering
+            and "consumer" in ast.unparse(node.func.value)
+            for node in ast.walk(function)
+        )
+
+    tree = ast.parse((PACKAGE / "membership.py").read_text())
+    found = {node.name: answers(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert {name for name, count in found.items() if count} == {"_on_assign", "_on_revoke", "_on_lost"}
+    assert "subscribe(" not in (PACKAGE / "consumer.py").read_text(), "the client that reads is in no group"
