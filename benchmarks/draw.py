@@ -154,9 +154,10 @@ def rebalance(stalls: list[Results], path: Path) -> None:
             label=f"{event}, {what}",
         )
     axes.set_yscale("log")  # a killed member is missed for seconds
-    axes.set_xticks(range(len(groups)), [f"{profile}\n{per_second:,} msg/s" for profile, per_second in groups])
+    names = [(profile.replace("-", "\n"), per_second) for profile, per_second in groups]
+    axes.set_xticks(range(len(groups)), [f"{per_second:,} msg/s\n{profile}" for profile, per_second in names])
     axes.set_title("longest from producer to committed reader when members come and go, ms")
-    figure.legend(frameon=False, ncols=6, loc="outside lower center")
+    figure.legend(frameon=False, ncols=3, loc="outside lower center")
     save(figure, path)
 
 
