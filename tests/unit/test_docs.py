@@ -82,9 +82,10 @@ def test_links_and_make_targets_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
         path, _, anchor = link.partition("#")
-        assert not path or (ROOT / page).parent.joinpath(path).exists(), link
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
             assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for pair in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", text, re.MULTILINE):
