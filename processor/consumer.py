@@ -91,9 +91,8 @@ class Source:
         self._changed = threading.Condition()
         self.news = asyncio.Event()  # something to look at: records, assignments, a failure
         self.lost = asyncio.Event()  # a partition went away while work on it was under way
-        self.when_leaving: Callable[[], None] = lambda: (
-            None
-        )  # called on the event loop: partitions are to be given back
+        # Called on the event loop: partitions are to be given back.
+        self.when_leaving: Callable[[], None] = lambda: None
         self.buffered = 0  # records
         self.buffered_bytes = 0
         self._first = 0
@@ -301,7 +300,9 @@ class Source:
     def _stop(self, assignment: Assignment) -> None:
         self._drop_buffer(assignment)
         assignment.active = False
-        self._to_stop.append(assignment.partition)
+        # Of one that is closed the partition may be ours anew: whoever is late must not stop the new one.
+        if self._assignments.get(assignment.partition) is assignment:
+            self._to_stop.append(assignment.partition)
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False

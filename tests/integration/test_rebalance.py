@@ -108,6 +108,24 @@ async def test_partition_that_is_read_anew_while_a_rebalance_waits_to_be_heard_d
     assert alarms(logs) == []
 
 
+async def test_work_that_ends_after_its_partition_was_lost_and_given_to_us_anew_does_not_stop_it(
+    bench: MakeBench,
+) -> None:
+    b = bench()
+    async with b.running():
+        source = b.engines[0]._source
+        await b.until(source.fetching, "the partition")
+        (before,) = source.owned()
+        source.leave([before])
+        source.disown([before])
+        source.assign([before.partition])
+        await b.until(source.fetching, "the partition once more")
+        source.suspend([before])
+        b.send([Sent({"what": "m0"})])
+        await b.done()
+    assert await b.effects() == ["m0"]
+
+
 @contextmanager
 def stalled(engine: Engine) -> Iterator[threading.Event]:
     """The group thread hears of nothing until the event is set."""
