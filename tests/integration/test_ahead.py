@@ -255,7 +255,7 @@ async def test_batch_that_cannot_be_claimed_by_copy_is_taken_ahead_in_vain(
 async def test_without_a_second_connection_batches_are_claimed_in_their_turn(
     bench: MakeBench, watched: Watched, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
 ) -> None:
-    """The role may have two, which is what a worker had without claims ahead."""
+    """The role may have three, which is what a worker would have without claims ahead."""
     b = bench(HANDLERS, **BATCH)
 
     async def wait(messages: Messages[Any], db: Database) -> None:
@@ -264,7 +264,7 @@ async def test_without_a_second_connection_batches_are_claimed_in_their_turn(
     on_batch_with(monkeypatch, "m0", wait)
     role = f"role_{uuid.uuid4().hex[:8]}"
     await b.execute(
-        f"CREATE ROLE {role} LOGIN PASSWORD 'secret' CONNECTION LIMIT 2",
+        f"CREATE ROLE {role} LOGIN PASSWORD 'secret' CONNECTION LIMIT 3",
         f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
         f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
     )
