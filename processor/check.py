@@ -50,7 +50,7 @@ TABLE_PRIVILEGES = """
 """
 SERVER_STATE = """
     SELECT current_setting('server_version') AS version, current_user AS username,
-           pg_is_in_recovery() AS standby, current_setting('synchronous_commit') AS synchronous_commit
+           current_setting('synchronous_commit') AS synchronous_commit
 """
 
 Kind = Literal["configuration", "server"]
@@ -312,8 +312,6 @@ def _forbidden(operation: Operation, allowed: list[Operation] | None) -> bool:
 
 def _server_state(settings: Settings, state: Any) -> Finding:
     where = f"{settings.source}: database.url"
-    if state["standby"]:
-        return Finding("server", "database", False, f"{where}: is a read-only standby; name the primary")
     if state["synchronous_commit"] == "off":
         text = f"{where}: synchronous_commit is off there: Postgres could forget what Kafka was told is done"
         return Finding("server", "database", False, text)

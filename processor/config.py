@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from pydantic import (
     BaseModel,
@@ -37,6 +37,8 @@ HIDDEN = "***"
 Property = str | int | float | bool | SecretStr
 # A member hears of a rebalance with its next heartbeat, and partitions that move to it lie idle until then.
 HEARTBEAT_MS = 250
+# What a server must be: any other value of target_session_attrs could lead to one that takes no writes.
+WRITABLE = ["read-write", "primary"]
 Milliseconds = Annotated[int, Field(gt=0, le=24 * 60 * 60 * 1000)]
 
 
@@ -303,6 +305,10 @@ class DatabaseSettings(_Table):
         modes = get_args(get_args(TlsSettings.model_fields["sslmode"].annotation)[0])
         if query.get("sslmode", "prefer") not in modes:
             raise ValueError(f"has an unknown sslmode; valid: {', '.join(modes)}")
+        if "," in query.get("host", ""):
+            raise ValueError("names several hosts in its query; name them before the path, as in postgresql://a,b/db")
+        if query.get("target_session_attrs", WRITABLE[0]) not in WRITABLE:
+            raise ValueError(f"has a target_session_attrs other than {' or '.join(WRITABLE)}: the processor writes")
         for name, value in query.items():
             if reason := _unsafe_server_setting(name, value):
                 raise ValueError(f"{name} in its query {reason}")
@@ -338,6 +344,9 @@ class DatabaseSettings(_Table):
         server_settings = {name: value for name, value in defaults.items() if name not in in_url}
         kwargs: dict[str, Any] = {
             "dsn": dsn,
+            # Also of a single host, whose name may lead to another server after a failover: a lock that is taken on a
+            # reader keeps nobody from taking it on the writer.
+            "target_session_attrs": in_url.get("target_session_attrs", WRITABLE)[0],
             "timeout": self.connect_timeout_ms / 1000,
             "command_timeout": self.command_timeout_ms / 1000,
             "server_settings": server_settings | self.settings,
@@ -565,6 +574,15 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Settings
         if not problems:
             return settings
     raise ConfigError("\n".join(_lines(source, problems, variables.variables, single)))
+
+
+def one_by_one(url: str) -> dict[str, str]:
+    """For each host that a Postgres URL names, by name, the URL that names no other."""
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return {hosts: url}
+    return {host: urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")}
 
 
 def hide_password(url: str) -> str:

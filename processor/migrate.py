@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from processor import telemetry
+from processor import postgres, telemetry
 from processor.config import hide_password
 from processor.errors import ConfigError, SetupError
 
@@ -150,9 +150,8 @@ def read_set(folder: Path, name: str) -> MigrationSet:
 @asynccontextmanager
 async def connected(settings: Settings) -> AsyncIterator[Connection[Record]]:
     """A connection for schema work: an index may take long to build, so no command timeout applies."""
-    kwargs = settings.database.connect_kwargs(settings.consumer) | {"command_timeout": None}
     try:
-        connection = await asyncpg.connect(**kwargs)
+        connection = await postgres.connect(settings, command_timeout=None)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         raise SetupError(unreachable(settings, error)) from None
     try:

@@ -12,6 +12,7 @@ import asyncpg
 
 from processor import sqlstates
 from processor.arrays import Arrays
+from processor.config import one_by_one
 from processor.database import Statements
 from processor.errors import BatchAborted, ConnectionLost, SetupError
 
@@ -53,7 +54,6 @@ class Session:
 
     def __init__(self, settings: Settings, role: str, *, retried: bool = False) -> None:
         self._settings = settings
-        self._kwargs: dict[str, Any] = settings.database.connect_kwargs(settings.consumer)
         self._role = role
         self._retried = retried
         self._connection: Connection[Record] | None = None
@@ -80,6 +80,8 @@ class Session:
                     await self.drop()
                     raise ConnectionLost(f"database connection ({self._role}) lost: {_one_line(error)}") from error
                 self.statements.forget()
+                if sqlstates.is_read_only(error):
+                    await self.drop()  # this server has become a reader; the next connection may find the writer
                 if self._retried and (sqlstates.is_transient(error) or sqlstates.is_outage(error)):
                     raise BatchAborted(f"database ({self._role}): {_one_line(error)}") from error
                 raise
@@ -104,7 +106,7 @@ class Session:
     async def _connected(self) -> Connection[Record]:
         if self._connection is None or self._connection.is_closed():
             try:
-                connection = await asyncpg.connect(**self._kwargs)
+                connection = await connect(self._settings)
                 try:
                     arrays = await Arrays.suited(connection)
                     if connection.get_server_version().major >= PARAMETER_PRIVILEGES:
@@ -121,6 +123,25 @@ class Session:
             self._met = True
             self.statements = Statements(connection, arrays)
         return self._connection
+
+
+async def connect(settings: Settings, **changes: Any) -> Connection[Record]:
+    """To the first host of the URL that takes writes. Each has the time for connecting to itself, and what is wrong
+    with all of them is said as one ConnectionError."""
+    kwargs = settings.database.connect_kwargs(settings.consumer) | changes
+    hosts = one_by_one(kwargs["dsn"])
+    refused = []
+    for host, dsn in hosts.items():
+        try:
+            return await asyncpg.connect(**kwargs | {"dsn": dsn})
+        except asyncpg.TargetServerAttributeNotMatched:
+            text = "is read-only: a standby, or default_transaction_read_only is on"
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if len(hosts) == 1 or sqlstates.is_refused(error):  # the others would refuse us too
+                raise
+            text = f"no answer within {kwargs['timeout']:g} s" if isinstance(error, TimeoutError) else _one_line(error)
+        refused.append(f"{host}: {text}")
+    raise ConnectionError("; ".join(refused))
 
 
 async def end_frozen(connection: Connection[Record], idle_seconds: float) -> list[int]:

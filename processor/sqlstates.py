@@ -48,6 +48,10 @@ def is_outage(error: BaseException) -> bool:
     return _has_state(error, _OUTAGE)
 
 
+def is_read_only(error: BaseException) -> bool:
+    return _has_state(error, ("25006",))
+
+
 def is_bystander(error: BaseException) -> bool:
     return _has_state(error, _BYSTANDER)
 

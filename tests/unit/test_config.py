@@ -12,7 +12,7 @@ from confluent_kafka import cimpl
 from pydantic import ValidationError
 
 from processor import librdkafka
-from processor.config import BatchSettings, KafkaSettings, RetrySettings, Settings, hide_password, load
+from processor.config import BatchSettings, KafkaSettings, RetrySettings, Settings, hide_password, load, one_by_one
 from processor.errors import ConfigError
 from tests.support.command import processor
 
@@ -281,6 +281,12 @@ BAD = {
     ),
     "unknown sslmode": Bad(
         "database.url", "sslmode", toml(database=f"url = 'postgresql://a:{PASSWORD}@h/b?sslmode=on'")
+    ),
+    "a server that need not take writes": Bad(
+        "database.url", "the processor writes", toml(database="url = 'postgresql://a,b/c?target_session_attrs=any'")
+    ),
+    "hosts in the query": Bad(
+        "database.url", "before the path", toml(database="url = 'postgresql:///c?host=a,b&port=1,2'")
     ),
     "certificate missing": Bad(
         "database.tls.sslrootcert", "no such file", toml(database=f"{URL}\ntls.sslrootcert = 'nowhere.pem'")
@@ -647,6 +653,20 @@ def test_asyncpg_gets_timeouts_tls_and_server_settings(tmp_path: Path) -> None:
     }
     plain = settings(tmp_path).database.connect_kwargs("inventory")
     assert plain["server_settings"]["application_name"] == "processor:inventory"
+
+
+def test_a_server_that_takes_writes_is_asked_for_and_each_host_is_tried_by_itself(tmp_path: Path) -> None:
+    text = toml(database="url = 'postgresql://u:p@[::1]:5,b/stock?application_name=mine'")
+    kwargs = settings(tmp_path, text).database.connect_kwargs("inventory")
+    assert kwargs["target_session_attrs"] == "read-write"
+    assert one_by_one(kwargs["dsn"]) == {
+        "[::1]:5": "postgresql://u:p@[::1]:5/stock?application_name=mine",
+        "b": "postgresql://u:p@b/stock?application_name=mine",
+    }
+    text = toml(database="url = 'postgresql:///stock?host=/tmp&target_session_attrs=primary'")
+    kwargs = settings(tmp_path, text).database.connect_kwargs("inventory")
+    assert kwargs["target_session_attrs"] == "primary"
+    assert list(one_by_one(kwargs["dsn"]).values()) == [kwargs["dsn"]]
 
 
 def test_migrations_are_looked_for_in_the_working_directory_and_beside_the_file(
