@@ -148,7 +148,7 @@ class Ahead:
         bulk = usual(records)
         assert bulk is not None
         async with session.use() as connection:
-            await connection.execute(self._turns.begin)
+            await self._turns.begin(connection)
             claims = await self._inbox.claim_unknown(connection, bulk)
             failpoints.reach("after_claim_ahead")
             return connection, claims

@@ -340,6 +340,8 @@ class DatabaseSettings(_Table):
         defaults = {
             "application_name": f"processor:{consumer}",
             "idle_in_transaction_session_timeout": str(self.idle_in_transaction_timeout_ms),
+            # For single statements; batches say it themselves.
+            "default_transaction_isolation": "read committed",
         }
         server_settings = {name: value for name, value in defaults.items() if name not in in_url}
         kwargs: dict[str, Any] = {

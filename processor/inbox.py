@@ -416,7 +416,7 @@ class Inbox:
         except Exception as error:
             if not sqlstates.is_known_key(error):
                 raise
-            await connection.execute(f"ROLLBACK; {self._turns.begin}")
+            await self._turns.begin(connection, anew=True)
             self._clean_batches = 0
             return False
         return True

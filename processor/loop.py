@@ -105,7 +105,7 @@ class Loop:
         # A lease outlives its owner: it must not be taken for that of another one with the same process id.
         lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
         self._key_of = identity.inbox_key(settings.consumer)
-        self._turns = Turns(settings.consumer)
+        self._turns = Turns(settings, self._control)
         self._inbox = Inbox(
             self._key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms, self._turns
         )
@@ -422,7 +422,7 @@ class Loop:
         return await handling.work()
 
     async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
-        await connection.execute(self._turns.begin)
+        await self._turns.begin(connection)
         failpoints.reach("before_claim")
         await parking.sort_out(connection, records, park=self._parks)
         claims = await self._inbox.claim(connection, records)

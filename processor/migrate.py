@@ -276,7 +276,7 @@ async def _apply(connection: Connection[Record], migration: Migration) -> Applie
     recorded = (migration.set_name, migration.version, migration.name, migration.checksum)
     try:
         if migration.in_transaction:
-            async with connection.transaction():
+            async with connection.transaction(isolation="read_committed"):
                 await connection.execute(migration.sql)
                 if not connection.is_in_transaction():
                     raise SetupError(f"{migration.path}: must not end its transaction itself (COMMIT or ROLLBACK)")

@@ -8,34 +8,86 @@ itself, which no other batch of the consumer can disturb, and so do the next one
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from typing import TYPE_CHECKING
 
-# So many batches are run alone after a deadlock; twice as many each time it was not enough.
+import structlog
+
+from processor.postgres import end_frozen
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from processor.config import Settings
+    from processor.postgres import Session
+
+log = structlog.get_logger()
+
+# So many batches are run alone after a deadlock; twice as many each time it was not enough, and half as many again
+# after as many that ran beside others without one.
 FIRST_ALONE = 16
 MOST_ALONE = 1024
 
+# Longer than any batch: what a turn may take is not for the client to say.
+UNLIMITED_SECONDS = 1e9
+
+WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+
 
 class Turns:
-    def __init__(self, consumer: str) -> None:
-        digest = hashlib.sha256(f"processor-turn:{consumer}".encode()).digest()
+    def __init__(self, settings: Settings, control: Session) -> None:
+        digest = hashlib.sha256(f"processor-turn:{settings.consumer}".encode()).digest()
         self._lock = int.from_bytes(digest[:8], "big", signed=True)
+        self._control = control
+        self._patience = settings.database.command_timeout_ms / 1000
+        self._idle_seconds = settings.database.idle_in_transaction_timeout_ms / 1000
         self._alone = 0
+        self._calm = 0  # batches beside others since the last deadlock, or since there was last a change for it
         self._after_deadlock = FIRST_ALONE
 
     @property
     def alone(self) -> bool:
         return self._alone > 0
 
-    @property
-    def begin(self) -> str:
-        """SQL that begins a transaction and waits for its turn; the end of the transaction gives it back."""
+    async def begin(self, connection: Connection[Record], *, anew: bool = False) -> None:
+        """Begin a transaction and wait for its turn, however long others take; its end gives the turn back.
+
+        READ COMMITTED, whatever is the default there: a claim that has waited must see the row that it lost to. `anew`
+        rolls back what is open first.
+        """
         shared = "" if self._alone else "_shared"
-        return f"BEGIN; SELECT pg_advisory_xact_lock{shared}({self._lock})"
+        begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock{shared}({self._lock})"
+        sql = f"ROLLBACK; {begin}" if anew else begin
+        begun = asyncio.ensure_future(connection.execute(sql, timeout=UNLIMITED_SECONDS))
+        try:
+            while not (await asyncio.wait({begun}, timeout=self._patience))[0]:
+                await self._still_waiting(connection.get_server_pid())
+            begun.result()
+        finally:
+            if not begun.done():
+                begun.cancel()
+                await asyncio.wait({begun})
+
+    async def _still_waiting(self, backend: int) -> None:
+        """Raises TimeoutError if it is not for its turn that we wait: then the connection is of no use."""
+        async with self._control.use() as connection:
+            for frozen in await end_frozen(connection, self._idle_seconds):
+                log.warning("frozen_session_ended", backend=frozen)
+            if not await connection.fetchval(WAITS, backend):
+                raise TimeoutError("Postgres does not answer")
+        log.debug("turn_waited_for", seconds=self._patience)
 
     def committed(self) -> None:
         if self._alone:
             self._alone -= 1
+            return
+        self._calm += 1
+        if self._calm >= self._after_deadlock:
+            self._calm = 0
+            self._after_deadlock = max(self._after_deadlock // 2, FIRST_ALONE)
 
     def deadlocked(self) -> None:
+        self._calm = 0
         self._alone = self._after_deadlock
         self._after_deadlock = min(2 * self._after_deadlock, MOST_ALONE)

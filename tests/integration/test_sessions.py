@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import pytest
 
+from processor import config, dlq, migrate
+from processor.postgres import Session
 from tests.integration.conftest import MakeBench
 from tests.support.bench import Sent
 
@@ -45,3 +50,53 @@ async def test_user_who_may_not_set_it_has_postgres_own_deadlock_timeout_and_wor
         assert await b.effects() == ["1s"]
     finally:
         await b.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("of", ["database", "role"])
+async def test_isolation_level_that_database_or_role_has_by_default_does_not_become_ours(
+    bench: MakeBench, level: str, of: str
+) -> None:
+    b = bench("ask", batch={"linger_ms": 200})
+    url = urlsplit(b.database)
+    target = f"DATABASE {url.path[1:]}" if of == "database" else f"ROLE {url.username} IN DATABASE {url.path[1:]}"
+    await b.execute(f"ALTER {target} SET default_transaction_isolation = '{level}'")
+    b.send([Sent({"what": "SHOW transaction_isolation"}) for _ in range(3)])
+    await b.run_until_done()
+    assert await b.effects() == ["read committed"] * 3
+    settings = config.load(b.config, {})
+    control = Session(settings, "control", retried=True)
+    async with control.use() as connection:
+        assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
+    await control.close()
+    async with dlq.opened(settings) as connection:
+        assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
+    async with migrate.connected(settings) as connection:
+        assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
+
+
+async def test_batches_are_read_committed_even_where_a_handler_has_changed_the_session(bench: MakeBench) -> None:
+    b = bench("ask", batch={"max_messages": 1})
+    b.send([Sent({"what": "SELECT set_config('default_transaction_isolation', 'serializable', false)"})])
+    b.send([Sent({"what": "SHOW transaction_isolation"}) for _ in range(3)])
+    await b.run_until_done()
+    assert (await b.effects())[1:] == ["read committed"] * 3
+
+
+async def test_worker_that_waits_for_its_turn_for_many_command_timeouts_keeps_its_place(
+    bench: MakeBench, logs: list[Any]
+) -> None:
+    """Another worker's batch runs alone, and takes longer than a statement may."""
+    b = bench(database={"command_timeout_ms": 200})
+    b.send([Sent({"what": "x"}, id="m")])
+    digest = hashlib.sha256(f"processor-turn:{b.consumer}".encode()).digest()
+    alone = await asyncpg.connect(b.database)
+    await alone.execute("SELECT pg_advisory_lock($1)", int.from_bytes(digest[:8], "big", signed=True))
+    long_waits = """SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'
+                    AND now() - state_change > interval '2 seconds'"""
+    async with b.running():
+        await b.until(lambda: b.rows(long_waits), "a session waits for ten times as long as a statement may take")
+        await alone.close()
+        await b.done()
+    assert await b.effects() == ["x"]
+    assert not [entry for entry in logs if entry["event"] in ("starting_over", "recovery_retried")]

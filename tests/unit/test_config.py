@@ -649,6 +649,7 @@ def test_asyncpg_gets_timeouts_tls_and_server_settings(tmp_path: Path) -> None:
     assert kwargs["command_timeout"] == 1.5
     assert kwargs["server_settings"] == {
         "idle_in_transaction_session_timeout": "30000",
+        "default_transaction_isolation": "read committed",
         "statement_timeout": "20000",
     }
     plain = settings(tmp_path).database.connect_kwargs("inventory")
