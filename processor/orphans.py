@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECONDS = 0.2
+# How soon to look again where Postgres could not be asked: until then our own slot may look free.
+RETRY_SECONDS = 1.0
 # After we were cut off from Postgres: others were too, and have as much time to lease their slots again.
 PATIENCE_SECONDS = 5.0
 
@@ -38,23 +40,26 @@ class Orphans:
     async def watch(self) -> None:
         """As long as we live."""
         before: set[int] | None = None
+        leases = self._slot.leases
         while True:
             try:
+                await self._slot.lease()
+                if leases != self._slot.leases:
+                    leases, before = self._slot.leases, None
+                    await asyncio.sleep(PATIENCE_SECONDS)
+                    continue
                 leased = await self._leased()
-                gone = before is None or before - leased
-                before = leased if not gone or await self._end_all(leased) else None
-                await asyncio.sleep(LOOK_SECONDS)
+                if self._slot.number in leased:  # or else we have been cut off since the line above
+                    gone = before is None or before - leased
+                    before = leased if not gone or await self._end_all(leased) else None
+                    await asyncio.sleep(LOOK_SECONDS)
             except (BatchAborted, ConnectionLost) as trouble:
                 log.debug("orphans_not_seen", reason=str(trouble))
-                before = None
-                await asyncio.sleep(PATIENCE_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _leased(self) -> set[int]:
         async with self._session.use() as connection:
-            leased = await self._slot.leased(connection)
-        if self._slot.number not in leased:  # the connection is another one than it was
-            await self._slot.lease()
-        return leased | {self._slot.number}
+            return await self._slot.leased(connection)
 
     async def _end_all(self, leased: set[int]) -> bool:
         async with self._session.use() as connection:

@@ -46,6 +46,8 @@ class Slot:
         self._leases = _lock_class(f"processor-slot:{consumer}")
         self._endings = _lock_class(f"processor-slot-ending:{consumer}")
         self._held: int | None = None
+        self._leased_on: Connection[Record] | None = None
+        self.leases = 0  # one more whenever the connection was another one, so that the slot may have looked free
 
     @property
     def number(self) -> int:
@@ -55,15 +57,21 @@ class Slot:
     async def lease(self) -> str:
         """The name that nobody else who lives has: the one held before if it is to be had."""
         async with self._session.use() as connection:
-            if self._held is not None and await self._take(connection, self._held):
-                return self.name(self._held)
-            # A slot that the ledger names may be of a process that lost its connection as we did, and is about to lease
-            # it again: to take it would fence that one, which would then fence the next.
-            spared = set() if self._held is None else await self._ledger.slots(connection)
-            for slot in range(MAX_SLOTS):
-                if slot not in spared and await self._take(connection, slot):
-                    self._held = slot
-                    return self.name(slot)
+            if connection is not self._leased_on:
+                self._held = await self._lowest_free(connection)
+                self._leased_on = connection
+                self.leases += 1
+            return self.name(self.number)
+
+    async def _lowest_free(self, connection: Connection[Record]) -> int:
+        if self._held is not None and await self._take(connection, self._held):
+            return self._held
+        # A slot that the ledger names may be of a process that lost its connection as we did, and is about to lease
+        # it again: to take it would fence that one, which would then fence the next.
+        spared = set() if self._held is None else await self._ledger.slots(connection)
+        for slot in range(MAX_SLOTS):
+            if slot not in spared and await self._take(connection, slot):
+                return slot
         raise SetupError(f"all {MAX_SLOTS} transactional id slots of {self._consumer} are taken")
 
     async def leased(self, connection: Connection[Record]) -> set[int]:
@@ -75,7 +83,9 @@ class Slot:
         """Whether the slot is nobody's, and stays so until we are through; who leases it meanwhile waits for us."""
         async with self._session.use() as connection:
             ours = await connection.fetchval(LEASE, self._endings, slot)
-            free = ours and slot not in await self.leased(connection)
+            leased = await self.leased(connection)
+            # Without our own among them we have been cut off just now, and so have others.
+            free = ours and self._held in leased and slot not in leased
         try:
             yield free
         finally:

@@ -9,6 +9,8 @@ import pytest
 from tests.conftest import Deploy, Start
 from tests.support import sql
 from tests.support.deployments import Deployment
+from tests.support.processes import Process
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -60,6 +62,68 @@ def test_the_open_kafka_transaction_of_a_member_that_was_killed_is_ended_by_thos
     verifier.assert_exactly_once()
     survivor.terminate()
     assert survivor.wait() == 0, survivor.tail()
+
+
+SLOT_SESSIONS = """
+    SELECT DISTINCT pid FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+END_SESSIONS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name = $1
+"""
+
+
+def slots(deployed: Deployment) -> int:
+    return len(sql.fetch(deployed.database, SLOT_SESSIONS))
+
+
+def test_workers_that_lose_all_connections_to_postgres_at_once_do_not_fence_each_other(
+    deployment: Deploy, start: Start
+) -> None:
+    """As in a failover: every slot looks free until its owner is back."""
+    deployed = deployment(handler="reserve_many", partitions=6)
+    verifier = deployed.verifier()
+    members = [start(deployed) for _ in range(3)]
+    with deployed.feed().flowing(rate=200):
+        for member in members:
+            member.wait_for("partition_ready")
+        for _ in range(4):
+            verifier.wait_until_committed(50)
+            sql.fetch(deployed.database, END_SESSIONS, f"processor:{deployed.consumer}")
+            eventually(lambda: slots(deployed) == len(members), 30, "every worker has a slot again")
+        verifier.wait_until_committed(200)
+    verifier.assert_exactly_once()
+    for member in members:
+        assert_never_fenced(member)
+        member.terminate()
+        assert member.wait() == 0, member.tail()
+
+
+def test_worker_whose_other_connections_are_cut_off_keeps_its_slot(deployment: Deploy, start: Start) -> None:
+    """What is cancelled or lost on the control connection must not make it look dead while its producer lives."""
+    deployed = deployment(handler="reserve_many", partitions=4)
+    verifier = deployed.verifier()
+    members = [start(deployed) for _ in range(2)]
+    with deployed.feed().flowing(rate=200):
+        for member in members:
+            member.wait_for("partition_ready")
+        for _ in range(3):
+            verifier.wait_until_committed(50)
+            others = f"{END_SESSIONS} AND pid NOT IN ({SLOT_SESSIONS})"
+            sql.fetch(deployed.database, others, f"processor:{deployed.consumer}")
+        verifier.wait_until_committed(100)
+        assert slots(deployed) == len(members)
+    verifier.assert_exactly_once()
+    for member in members:
+        assert_never_fenced(member)
+
+
+def assert_never_fenced(member: Process) -> None:
+    assert not member.events("left_open_ended"), member.tail()
+    assert not member.events("starting_over", kind="Fenced"), member.tail()
+    assert len(member.events("producer_ready")) == 1, member.tail()
 
 
 # Where the zombie freezes: inside an open Postgres transaction, in the middle of a statement or between two, between
