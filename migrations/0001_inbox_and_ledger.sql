@@ -29,7 +29,7 @@ CREATE TABLE inbox (
     starts       integer,                   -- of a handler that came to no end: how often it took the process with it
     first_failed_at timestamptz,
     redriven_at  timestamptz,               -- sent to the input topic once more, and not processed yet
-    parked_key   bytea,                     -- set where later messages of this key have to wait: record_key, see parking.py
+    parked_key   bytea,                     -- set where later messages of this key have to wait: sha256(record_key)
     history      jsonb                      -- what happened to it, oldest first: failed, redriven, discarded
 );
 
@@ -42,7 +42,8 @@ CREATE FUNCTION inbox_key(consumer text, message_id text) RETURNS uuid
 -- Operators look for what is not done; completed rows stay out of this index.
 CREATE INDEX inbox_unfinished ON inbox (source, status, received_at) WHERE status <> 'completed';
 
--- The messages that wait behind a failed one of their key, and that one, in order.
+-- The messages that wait behind a failed one of their key, and that one, in order. By a digest: a key may be of any
+-- length, what an index holds may not.
 CREATE INDEX inbox_parked ON inbox (source, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
 -- One row per partition: who owns it (epoch), and how far its work is committed.

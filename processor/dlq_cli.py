@@ -258,7 +258,7 @@ def discard(
 
     async def act() -> tuple[int, int]:
         async with dlq.opened(settings) as db:
-            return await dlq.discard(db, settings.consumer, wanted, _plain(by or _user()), _plain(reason))
+            return await dlq.discard(db, settings.consumer, wanted, _plain(by) if by else _user(), _plain(reason))
 
     number = None if yes else asyncio.run(count())
     if number:
@@ -343,7 +343,7 @@ def _user() -> str:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
+    return _plain(f"{name}@{socket.gethostname()}")
 
 
 def _plain(text: str) -> str:

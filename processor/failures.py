@@ -130,12 +130,12 @@ class Judge:
 
 def failure_of(error: BaseException, kind: Kind) -> Failure:
     if isinstance(error, Reject):
-        return Failure("rejected", _text(str(error)), exception=type(error).__name__)
+        return Failure("rejected", str(error), exception=type(error).__name__)
     state = sqlstates.sqlstate(error)
     detail = f"{type(error).__name__}: {error}" + (f" (SQLSTATE {state})" if state else "")
     trace = "".join(traceback.format_exception(error))
     reason = "timed_out" if isinstance(error, HandlerTimeout) else "handler_error"
-    return Failure(reason, _text(detail), _text(trace[-TRACEBACK_CHARS:]), str(kind), type(error).__name__, state)
+    return Failure(reason, detail, trace[-TRACEBACK_CHARS:], str(kind), type(error).__name__, state)
 
 
 def quarantined(died: int) -> Failure:
@@ -156,8 +156,3 @@ def _exception(source: str, name: str) -> type[BaseException]:
     if not (isinstance(found, type) and issubclass(found, BaseException)):
         raise ConfigError(f"{where}: {name} is no exception")
     return found
-
-
-def _text(text: str) -> str:
-    """Text that JSON and Postgres can hold, whatever an exception carried."""
-    return text.encode("utf-8", "backslashreplace").decode()

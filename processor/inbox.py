@@ -24,6 +24,7 @@ import orjson
 from processor import sqlstates
 from processor.blame import Cut
 from processor.errors import Fenced
+from processor.parking import digest
 from processor.records import Failure, Headers, Record
 from processor.spans import Bulk, told, usual
 
@@ -288,7 +289,10 @@ class Inbox:
             [record.message.timestamp_ms for record in records],
             ["parked" if record.parked else "failed" for record in records],
             [record.first_failed_at for record in records],
-            [record.message.key if park or record.parked else None for record in records],
+            [
+                digest(record.message.key) if record.message.key is not None and (park or record.parked) else None
+                for record in records
+            ],
             [failure and failure.kind for failure in failures],
             [failure and failure.reason for failure in failures],
         )

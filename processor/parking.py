@@ -7,6 +7,7 @@ once more, sent by an operator or read again, runs if everything before it is do
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
@@ -40,6 +41,11 @@ UNFINISHED = """
 _failure, _parked = attrgetter("failure"), attrgetter("parked")
 
 
+def digest(key: bytes) -> bytes:
+    """What a key is known by here: an index could not hold one of any length. `sha256` in the database is the same."""
+    return hashlib.sha256(key).digest()
+
+
 async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -> None:
     """Let these know their parked keys."""
     by_source = {assignment.source: assignment for assignment in assignments}
@@ -58,10 +64,11 @@ async def sort_out(connection: Connection[Row], records: Sequence[Record], *, pa
     if not may_be and not (park and any(map(_failure, told(records)))):
         return
     waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by source and key: the inbox keys of what is not done
+    digests = {key: digest(key) for record in records if (key := record.message.key) is not None}
     asked = {
-        (record.assignment.source, record.message.key): record.assignment
+        (record.assignment.source, digests[record.message.key]): record.assignment
         for record in records
-        if record.message.key is not None and record.message.key in record.assignment.parked_keys
+        if record.message.key is not None and digests[record.message.key] in record.assignment.parked_keys
     }
     if asked:
         places = [list(column) for column in zip(*asked, strict=True)]
@@ -73,7 +80,7 @@ async def sort_out(connection: Connection[Row], records: Sequence[Record], *, pa
     for record in records:
         if record.message.key is None or record.foreign:
             continue
-        place = (record.assignment.source, record.message.key)
+        place = (record.assignment.source, digests[record.message.key])
         queue = waiting.get(place)
         if queue and queue[0] != record.key:
             record.parked = True
@@ -89,4 +96,4 @@ def remember(records: Sequence[Record], *, park: bool) -> None:
     for record in records:
         key = record.message.key
         if key is not None and (park or record.parked):
-            record.assignment.parked_keys.add(key)
+            record.assignment.parked_keys.add(digest(key))

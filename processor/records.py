@@ -155,7 +155,11 @@ class Result:
 
 @dataclass(slots=True, frozen=True)
 class Failure:
-    """Why a message ends as a failed row. `reason` is a stable name, `detail` is for people."""
+    """Why a message ends as a failed row. `reason` is a stable name, `detail` is for people.
+
+    What comes from outside may hold half a surrogate pair, which has no UTF-8: it is made visible here, or the
+    evidence could not be stored, and the message would come again for ever.
+    """
 
     reason: str
     detail: str
@@ -163,6 +167,11 @@ class Failure:
     kind: str = "poison"  # poison, transient or bug: see failures.py
     exception: str | None = None
     sqlstate: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("detail", "traceback", "exception", "sqlstate"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, text.encode(errors="backslashreplace").decode())
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,7 @@ _REFUSED = ("28", "3D000", "42501")
 
 def sqlstate(error: BaseException) -> str | None:
     """Also where a handler has wrapped the error in its own."""
-    return next((state for one in chain(error) if (state := getattr(one, "sqlstate", None))), None)
+    return next((state for one in chain(error) if (state := _own_state(one))), None)
 
 
 class StatementTimedOut(TimeoutError):
@@ -79,7 +79,13 @@ def is_about_data(error: BaseException) -> bool:
 
 
 def _has_state(error: BaseException, states: tuple[str, ...]) -> bool:
-    return any((getattr(one, "sqlstate", None) or "-").startswith(states) for one in chain(error))
+    return any((_own_state(one) or "-").startswith(states) for one in chain(error))
+
+
+def _own_state(error: BaseException) -> str | None:
+    """A handler's own exceptions may have anything under that name."""
+    state = getattr(error, "sqlstate", None)
+    return state if isinstance(state, str) else None
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

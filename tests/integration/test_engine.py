@@ -10,8 +10,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from processor.errors import Halt
+from tests.conftest import Topics
 from tests.integration.conftest import MakeBench
-from tests.support import handlers
+from tests.support import handlers, letters
 from tests.support.bench import Bench, Sent
 
 
@@ -154,6 +155,38 @@ async def test_every_kind_of_bad_input_ends_as_a_failed_row_and_its_neighbours_a
         assert row["payload"] == sent[3 * n + 1].value or json.loads(row["payload"]) == record.value
         assert len(json.loads(row["headers"])) >= 102
     assert handlers.calls["before0"] <= 2
+
+
+async def test_validator_whose_error_cannot_be_encoded_fails_its_message_and_no_other(
+    bench: MakeBench, topics: Topics
+) -> None:
+    dead = topics("dead")
+    b = bench("said", failure={"dead_letter_topic": dead})
+    handlers.failing.add("bad")
+    b.send([Sent({"what": what}, id=what) for what in ("one", "bad", "two")])
+    await b.run_until_done()
+    assert await b.effects() == ["one", "two"]
+    error = json.loads((await b.inbox())["bad"]["error"])
+    assert (error["reason"], error["message"].rpartition(": ")[2]) == ("undecodable", "\\ud83d")
+    (letter,) = letters.read(b.bootstrap_servers, dead)
+    assert letter.notes["error"] == error["message"]
+
+
+@pytest.mark.parametrize("odd", [4711, ["no", "state"], chr(0xD83D)], ids=["a number", "a list", "half a pair"])
+async def test_handler_whose_error_has_odd_attributes_fails_its_message_and_no_other(
+    bench: MakeBench, topics: Topics, odd: Any
+) -> None:
+    dead = topics("dead")
+    b = bench("raise_odd_text", failure={"dead_letter_topic": dead})
+    handlers.failing.add("bad")
+    handlers.odd = odd
+    b.send([Sent({"what": what}, id=what) for what in ("one", "bad", "two")])
+    await b.run_until_done()
+    assert await b.effects() == ["one", "two"]
+    error = json.loads((await b.inbox())["bad"]["error"])
+    assert error["exception"] == "OddOfAKind"
+    assert "\\ud83d" in error["message"]
+    assert [letter.notes["message-id"] for letter in letters.read(b.bootstrap_servers, dead)] == ["bad"]
 
 
 async def test_missing_id_is_a_failure_under_the_coordinates(bench: MakeBench) -> None:

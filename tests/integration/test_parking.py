@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import random
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -111,7 +113,7 @@ async def test_later_messages_of_a_failed_key_wait_while_other_keys_go_on(parked
     assert await unfinished(parked) == {"K3": "failed", "K4": "parked", "K5": "parked", "K6": "parked"}
     rows = await parked.inbox()
     for name in names("K", 3, 6):
-        assert (rows[name]["parked_key"], rows[name]["record_key"]) == (b"K", b"K")
+        assert (rows[name]["parked_key"], rows[name]["record_key"]) == (hashlib.sha256(b"K").digest(), b"K")
         assert json.loads(rows[name]["payload"]) == {"what": name}
     assert [handlers.calls[name] for name in names("K", 4, 6)] == [0, 0, 0]
     assert json.loads(rows["K3"]["error"])["class"] == "bug"
@@ -238,6 +240,25 @@ async def test_undecodable_message_parks_its_key_too(bench: MakeBench) -> None:
     assert await applied(b, "K") == ["K1"]
     assert await applied(b, "A") == names("A", 1, 2)
     assert await unfinished(b) == {"K2": "failed", "K3": "parked", "K4": "parked"}
+
+
+async def test_key_of_ten_kilobytes_is_parked_like_any_other(bench: MakeBench) -> None:
+    b = bench(failure=PARK)
+    key = random.Random(1).randbytes(10_000)  # nothing that Postgres could compress
+    handlers.failing.add("m0")
+    b.send([Sent({"what": f"m{n}"}, key, id=f"m{n}") for n in range(3)] + numbered("A", 1, 1))
+    await b.run_until_done()
+    assert await unfinished(b) == {"m0": "failed", "m1": "parked", "m2": "parked"}
+    mend()
+    async with b.running():
+        b.send([Sent({"what": "m3"}, key, id="m3")])
+        await b.done()
+        assert (await unfinished(b))["m3"] == "parked"
+        done = await dlq(b, "redrive", "--all")
+        assert done.returncode == 0, done.stdout + done.stderr
+        await b.done()
+    assert await b.effects() == ["A1", *names("m", 0, 3)]
+    assert await unfinished(b) == {}
 
 
 async def test_repeated_deliveries_of_what_waits_change_nothing(parked: Bench) -> None:

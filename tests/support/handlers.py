@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from pydantic import BaseModel, field_validator
+
 from processor import Database, Message, Messages, Output, Outputs, Reject, Result, Retry, Unavailable
 
 INSERT = "INSERT INTO effects (what) VALUES ($1)"
@@ -21,6 +23,7 @@ calls: Counter[str] = Counter()
 failing: set[str] = set()
 gate = asyncio.Event()
 in_flight = 0
+odd: Any = None  # what an exception has under the name of sqlstate
 seen_in_flight: list[int] = []  # how many there were, at the beginning and the end of each
 plans: dict[str, Iterator[Exception]] = {}  # what `planned` raises for a message, call by call
 moments: defaultdict[str, list[float]] = defaultdict(list)  # of the monotonic clock, when it was called
@@ -172,6 +175,34 @@ async def slow(message: Message[Any], db: Database) -> None:
 
 
 async def shaped(message: Message[dict[str, Any]], db: Database) -> None:
+    await db.execute(INSERT, _what(message))
+
+
+class Sayer(BaseModel):
+    """Its validator quotes what it refuses, as a program sees it and no text encoding has it."""
+
+    what: str
+
+    @field_validator("what")
+    @classmethod
+    def _refuse(cls, what: str) -> str:
+        if what in failing:
+            raise FileNotFoundError(f"half a surrogate pair: {chr(0xD83D)}")
+        return what
+
+
+async def said(message: Message[Sayer], db: Database) -> Output:
+    calls[message.id] += 1
+    await db.execute(INSERT, message.value.what)
+    return Output(output_topic, {"what": message.value.what}, key=message.key)
+
+
+async def raise_odd_text(message: Message[Any], db: Database) -> None:
+    """Its error holds text that has no encoding, and something else where others have a SQLSTATE."""
+    if message.id in failing:
+        error = OddOfAKind(f"half a surrogate pair: {chr(0xD83D)}")
+        error.sqlstate = odd  # type: ignore[attr-defined]
+        raise error
     await db.execute(INSERT, _what(message))
 
 
