@@ -70,13 +70,13 @@ TAKE_OVER = """
         SELECT key FROM inbox
         WHERE key = ANY ($1::uuid[])
           AND (status IN ('failed', 'pending', 'parked')
-               OR status = 'processing' AND (lease_owner = $4 OR lease_until < now()))
+               OR status = 'processing' AND (lease_owner = $3 OR lease_until < now()))
         ORDER BY key FOR UPDATE
     )
     UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = clock_timestamp(),
-           payload_hash = m.hash, type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL,
+           type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL,
            starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
-    FROM taken JOIN unnest($1::uuid[], $2::text[], $3::integer[]) AS m(key, type, hash) ON m.key = taken.key
+    FROM taken JOIN unnest($1::uuid[], $2::text[]) AS m(key, type) ON m.key = taken.key
     WHERE inbox.key = taken.key
     RETURNING inbox.key, inbox.attempts
 """
@@ -108,7 +108,8 @@ KEEP = """
 """
 
 # Of a message that is to be tried: what an attempt is to leave behind if it does not come to its end, or if it
-# fails and another one follows. A transaction of its own, and none for whoever no longer owns the partition.
+# fails and another one follows. A transaction of its own, and none for whoever no longer owns the partition. Nor for
+# another payload than the row's: it would take over the row of the message that had the id first.
 START = """
     WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, starts, message_id, type, record_key,
@@ -119,8 +120,9 @@ START = """
         -- a process that begins it once more is alive: only others can have died of it
         starts = coalesce(inbox.starts, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
         attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
-    WHERE inbox.status IN ('failed', 'pending', 'parked')
-       OR inbox.status = 'processing' AND (inbox.lease_owner = excluded.lease_owner OR inbox.lease_until < now())
+    WHERE inbox.payload_hash = excluded.payload_hash
+      AND (inbox.status IN ('failed', 'pending', 'parked')
+           OR inbox.status = 'processing' AND (inbox.lease_owner = excluded.lease_owner OR inbox.lease_until < now()))
     RETURNING attempts, starts, first_failed_at
 """
 
@@ -135,8 +137,9 @@ NOTE = """
         headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, message_id = excluded.message_id,
         type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, clock_timestamp()),
         attempts = CASE WHEN inbox.status = 'pending' OR inbox.status = 'processing' THEN inbox.attempts + 1 ELSE 1 END
-    WHERE inbox.status IN ('failed', 'pending', 'parked')
-       OR inbox.status = 'processing' AND inbox.lease_owner = $13
+    WHERE inbox.payload_hash = excluded.payload_hash
+      AND (inbox.status IN ('failed', 'pending', 'parked')
+           OR inbox.status = 'processing' AND inbox.lease_owner = $13)
     RETURNING attempts, first_failed_at
 """
 
@@ -466,7 +469,6 @@ class Inbox:
                 TAKE_OVER,
                 _uuids(to_take),
                 [records[index].message.type for index in to_take.values()],
-                [records[index].payload_hash for index in to_take.values()],
                 self._owner,
             )
             taken = {row["key"].bytes: row["attempts"] for row in rows}
@@ -478,18 +480,23 @@ class Inbox:
         return colliding
 
     def _judge(self, record: Record, row: Row) -> Verdict:
+        """An id belongs to the payload that came with it first, whatever has become of that one."""
         status = row["status"]
-        if status in ("failed", "pending", "parked"):
-            waits = record.parked and row["waits"] and row["payload_hash"] == record.payload_hash
-            return Verdict.PARKED if waits else Verdict.UNFINISHED
-        if status == "processing":
-            ours = row["lease_owner"] == self._owner or (row["lease_seconds"] or -1.0) < 0
-            return Verdict.UNFINISHED if ours else Verdict.BUSY
-        if (row["source"], row["offset"]) == (record.assignment.source, record.message.offset):
+        place = (record.assignment.source, record.message.offset)
+        if status in ("completed", "discarded") and (row["source"], row["offset"]) == place:
             return Verdict.REDELIVERY
-        if row["payload_hash"] != record.payload_hash:
+        if row["payload_hash"] != record.payload_hash and not record.collided:
             return Verdict.COLLISION
-        return Verdict.DISCARDED if status == "discarded" else Verdict.DUPLICATE
+        match status:
+            case "completed":
+                return Verdict.DUPLICATE
+            case "discarded":
+                return Verdict.DISCARDED
+            case "processing":
+                ours = row["lease_owner"] == self._owner or (row["lease_seconds"] or -1.0) < 0
+                return Verdict.UNFINISHED if ours else Verdict.BUSY
+            case _:
+                return Verdict.PARKED if record.parked and row["waits"] else Verdict.UNFINISHED
 
     async def _claim_collisions(
         self, connection: Connection[Row], records: Sequence[Record], colliding: list[int], claims: Claims
@@ -505,6 +512,7 @@ class Inbox:
                 record.collided = True
                 if self._on_collision == "fail":
                     claims.newly_failed = True
+                    record.parked = False  # waiting would not make it another message
                     record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
                 record.message.id = f"{record.message.id}~{record.coordinates}"
                 record.key = self._key_of(record.message.id)

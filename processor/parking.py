@@ -83,7 +83,8 @@ async def sort_out(connection: Connection[Row], records: Sequence[Record], *, pa
         place = (record.assignment.source, digests[record.message.key])
         queue = waiting.get(place)
         if queue and queue[0] != record.key:
-            record.parked = True
+            # A collision has failed whatever is before it: parked, it would be processed when its turn comes.
+            record.parked = not (record.collided and record.failure is not None)
         elif record.failure is not None:
             if park and not queue:
                 waiting[place] = deque([record.key])

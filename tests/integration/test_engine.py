@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from processor import Retry
 from processor.errors import Halt
 from tests.conftest import Topics
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, letters
 from tests.support.bench import Bench, Sent
+from tests.support.logs import events
 
 
 def numbered(count: int, **fields: Any) -> list[Sent]:
@@ -368,6 +370,88 @@ async def test_same_id_with_another_payload_is_a_collision_by_policy(
     await b.run_until_done()
     assert await b.effects() == effects
     assert [row["status"] for row in (await b.inbox()).values()] == statuses
+
+
+async def payloads(bench: Bench) -> dict[str, tuple[str, str | None]]:
+    """What became of messages that are not done, and what is kept of each."""
+    return {
+        id_: (row["status"], row["payload"] and json.loads(row["payload"])["what"])
+        for id_, row in (await bench.inbox()).items()
+        if row["status"] != "completed"
+    }
+
+
+async def pending(bench: Bench, id_: str) -> bool:
+    return bool(await bench.rows("SELECT FROM inbox WHERE message_id = $1 AND status = 'pending'", id_))
+
+
+@pytest.mark.parametrize(
+    ("policy", "other", "effects"),
+    [("fail", ("failed", "two"), ["one"]), ("skip", None, ["one"]), ("process", None, ["two", "one"])],
+)
+@pytest.mark.parametrize("effect", [False, True], ids=["ordinary", "acts outside"])
+async def test_other_payload_under_the_id_of_a_message_in_retry_is_a_collision_by_policy(
+    bench: MakeBench, logs: list[Any], effect: bool, policy: str, other: tuple[str, str] | None, effects: list[str]
+) -> None:
+    b = bench(
+        {"T": {"call": "planned", "effect": effect}},
+        partitions=2,
+        message={"on_collision": policy},
+        retry={"attempts": 2},
+    )
+    handlers.plans["m"] = iter([Retry("not yet", after=3.0)])
+    async with b.running():
+        b.send([Sent({"what": "one"}, id="m")])
+        await b.until(lambda: pending(b, "m"), "the first is in retry")
+        (place,) = b.send([Sent({"what": "two"}, id="m", partition=1)])
+        await b.done_with(1)
+        assert await pending(b, "m"), "the first is in retry still"
+        found = await payloads(b)
+        await b.done()
+    name = f"m~{b.input}:1:{place.offset}"
+    assert found == {"m": ("pending", "one")} | ({name: other} if other else {})
+    assert await b.effects() == effects
+    assert handlers.attempts["m"] == [1, 2], "the other payload counts for nothing"
+    assert [event["message_id"] for event in events(logs, "message_collided")] == ["m" if policy == "skip" else name]
+
+
+@pytest.mark.parametrize(
+    ("policy", "other"), [("fail", ("failed", "two")), ("skip", None), ("process", ("parked", "two"))]
+)
+async def test_other_payload_under_the_id_of_a_parked_message_is_a_collision_by_policy(
+    bench: MakeBench, logs: list[Any], policy: str, other: tuple[str, str] | None
+) -> None:
+    b = bench(message={"on_collision": policy}, failure={"policy": "park-key"})
+    handlers.failing.add("head")
+    b.send([Sent({"what": "head"}, id="head"), Sent({"what": "one"}, id="m")])
+    await b.run_until_done()
+    (place,) = b.send([Sent({"what": "two"}, id="m")])
+    await b.run_until_done()
+    name = f"m~{b.input}:0:{place.offset}"
+    waiting = {"head": ("failed", "head"), "m": ("parked", "one")}
+    assert await payloads(b) == waiting | ({name: other} if other else {})
+    assert await b.effects() == []
+    if policy == "fail":
+        assert json.loads((await b.inbox())[name]["error"])["reason"] == "collision"
+    assert len(events(logs, "message_collided")) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "other", "effects"),
+    [("fail", ("failed", "two"), []), ("skip", None, []), ("process", None, ["two"])],
+)
+async def test_other_payload_under_the_id_of_a_failed_message_is_a_collision_by_policy(
+    bench: MakeBench, policy: str, other: tuple[str, str] | None, effects: list[str]
+) -> None:
+    b = bench(message={"on_collision": policy})
+    handlers.failing.add("m")
+    b.send([Sent({"what": "one"}, id="m")])
+    await b.run_until_done()
+    handlers.failing.clear()
+    (place,) = b.send([Sent({"what": "two"}, id="m")])
+    await b.run_until_done()
+    assert await payloads(b) == {"m": ("failed", "one")} | ({f"m~{b.input}:0:{place.offset}": other} if other else {})
+    assert await b.effects() == effects
 
 
 async def test_scope_by_type_and_window_tell_equal_ids_apart(bench: MakeBench) -> None:

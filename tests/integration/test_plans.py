@@ -62,7 +62,7 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         (inbox.CLAIM, (known, numbers, numbers, numbers)),
         (inbox.CLAIM, (new, numbers, numbers, numbers)),
         (inbox.LOOK_UP, (known,)),
-        (inbox.TAKE_OVER, (known, texts, numbers, "me")),
+        (inbox.TAKE_OVER, (known, texts, "me")),
         (inbox.KEEP, (known, *kept)),
         (inbox.KEEP, ([*known[1:], "0" * 32], *kept)),
         (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None)),
@@ -85,7 +85,7 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
     known = [key_of(f"m{n}").hex() for n in range(1, 2 * BATCH, 2)]
     for sql, args in (
         (inbox.LOOK_UP, (known,)),
-        (inbox.TAKE_OVER, (known, [None] * BATCH, list(range(BATCH)), "me")),
+        (inbox.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),
         (parking.LOAD, ([0, 1, 2],)),
         (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
