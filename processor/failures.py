@@ -54,6 +54,10 @@ class HandlerTimeout(Exception):
     """A handler took longer than it may."""
 
 
+class HandlerExit(Exception):
+    """A handler raised what would end the process, such as SystemExit."""
+
+
 class Kind(StrEnum):
     POISON = "poison"
     TRANSIENT = "transient"

@@ -20,7 +20,7 @@ from processor import dispatch, outputs, sqlstates
 from processor.blame import Again, Culprit, HandlerError
 from processor.database import Database, Queue, QueuedWriteFailed
 from processor.errors import ProcessorError
-from processor.failures import HandlerTimeout, Reject
+from processor.failures import HandlerExit, HandlerTimeout, Reject
 from processor.outputs import Causes
 from processor.records import Messages, Output, Outputs
 from processor.spans import assignments_of, messages_of, stretches_of, usual
@@ -328,7 +328,9 @@ class Handling:
                 else:
                     try:  # what `call` does, without a coroutine more for each message
                         value = await route.handler(message, database)
-                    except asyncio.CancelledError as error:
+                    except Exception:
+                        raise
+                    except BaseException as error:
                         watch.explain(route, error)
                         raise
                     finally:
@@ -489,7 +491,9 @@ class Watch:
         self.begin(route)
         try:
             return await route.handler(argument, database)
-        except asyncio.CancelledError as error:
+        except Exception:
+            raise
+        except BaseException as error:
             self.explain(route, error)
             raise
         finally:
@@ -503,8 +507,15 @@ class Watch:
             self._timer = self._loop.call_at(self._deadline, self._look)
         return now
 
-    def explain(self, route: Route, error: asyncio.CancelledError) -> None:
-        """That something inside a handler was cancelled is its failure, unless it was us who did it."""
+    def explain(self, route: Route, error: BaseException) -> None:
+        """What is no Exception is the handler's failure too, unless it was us who cancelled it.
+
+        SystemExit in a task of ours would end the event loop, and the process with the handler's own exit code.
+        """
+        if isinstance(error, GeneratorExit):  # Python's, for a coroutine that is thrown away
+            return
+        if not isinstance(error, asyncio.CancelledError):
+            raise HandlerExit(f"{route.name} raised {type(error).__name__}: {error}") from error
         if self.expired:
             self.expired = False
             if self._task.uncancel() == 0:

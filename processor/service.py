@@ -33,7 +33,14 @@ def run(settings: Settings, workers: int = 1) -> int:
     failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
     routes = dispatch.load(settings)
     interpreter.tune()
-    uvloop.run(_serve(settings, routes))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(settings, routes))
+        except SystemExit as escaped:
+            # Out of a task that a handler started: it ends the loop whoever awaits it, and nobody can tell whose it was.
+            # On the spot, so that it counts as a death of the message, which is quarantined after some.
+            log.critical("ended_by_a_handlers_task", reason=f"a task raised SystemExit: {escaped}")
+            _exit(1)
     return 0
 
 

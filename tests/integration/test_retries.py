@@ -139,6 +139,55 @@ async def test_type_without_inbox_has_its_tries_too(bench: MakeBench) -> None:
     assert [row["status"] for row in (await b.inbox()).values()] == ["failed"]
 
 
+# --- what is no Exception ---
+
+
+class Exotic(BaseException):
+    """As some libraries have them."""
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Exotic("odd")], ids=lambda e: type(e).__name__)
+async def test_handler_that_raises_what_is_no_exception_fails_its_message_like_any_other(
+    bench: MakeBench, error: BaseException, concurrency: int
+) -> None:
+    b = bench("planned", retry=THREE, concurrency=concurrency)
+    handlers.plans["m1"] = repeat(error)
+    b.send(numbered(3))
+    await b.run_until_done()
+    assert await b.effects() == ["m0", "m2"]
+    assert await outcome(b, "m1") == ("failed", 3, "bug")
+    evidence = json.loads((await b.inbox())["m1"]["error"])
+    assert f"tests.support.handlers:planned raised {type(error).__name__}" in evidence["message"]
+    assert "in planned" in evidence["traceback"]
+
+
+async def test_batch_handler_that_calls_sys_exit_fails_only_the_message_at_fault(bench: MakeBench) -> None:
+    b = bench("planned_many", retry=THREE)
+    handlers.plans["m2"] = repeat(SystemExit("bye"))
+    b.send(numbered(5))
+    await b.run_until_done()
+    assert await b.effects() == ["m0", "m1", "m3", "m4"]
+    assert await outcome(b, "m2") == ("failed", 3, "bug")
+
+
+async def test_effect_that_calls_sys_exit_fails_its_message_like_any_other(bench: MakeBench) -> None:
+    b = bench({"T": {"call": "planned", "effect": True}}, retry=THREE)
+    handlers.plans["m1"] = repeat(SystemExit(0))
+    b.send(numbered(3))
+    await b.run_until_done()
+    assert await b.effects() == ["m0", "m2"]
+    assert await outcome(b, "m1") == ("failed", 3, "bug")
+
+
+async def test_system_exit_can_be_classed_by_the_configuration(bench: MakeBench) -> None:
+    b = bench("planned", retry=THREE, failure={"classes": {"builtins:SystemExit": "poison"}})
+    handlers.plans["m0"] = repeat(SystemExit(3))
+    b.send(numbered(2))
+    await b.run_until_done()
+    assert await outcome(b, "m0") == ("failed", 1, "poison")
+
+
 # --- classes ---
 
 

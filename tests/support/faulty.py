@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ async def apply(message: Message[Any], db: Database) -> Output:
             raise Reject("as the message says")
         case "exit":
             os._exit(9)
+        case "exit in a task":
+            await asyncio.gather(_exit())
         case "call" if _is_down():
             raise Unavailable("as long as the file is there")
     what = message.value["what"]
@@ -36,6 +40,10 @@ async def apply_many(messages: list[Message[Any]], db: Database) -> list[Output]
 
 def _output(message: Message[Any]) -> Output:
     return Output(OUTPUT, {"what": message.value["what"]}, key=message.key, type="Applied", cause=message)
+
+
+async def _exit() -> None:
+    sys.exit(3)
 
 
 def _is_down() -> bool:

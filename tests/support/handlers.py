@@ -25,7 +25,7 @@ gate = asyncio.Event()
 in_flight = 0
 odd: Any = None  # what an exception has under the name of sqlstate
 seen_in_flight: list[int] = []  # how many there were, at the beginning and the end of each
-plans: dict[str, Iterator[Exception]] = {}  # what `planned` raises for a message, call by call
+plans: dict[str, Iterator[BaseException]] = {}  # what `planned` raises for a message, call by call
 moments: defaultdict[str, list[float]] = defaultdict(list)  # of the monotonic clock, when it was called
 attempts: defaultdict[str, list[int]] = defaultdict(list)  # what messages said about themselves
 
@@ -391,6 +391,12 @@ async def planned(message: Message[Any], db: Database) -> Output:
     if error is not None:
         raise error
     return Output(output_topic, {"what": _what(message)}, key=message.key)
+
+
+async def planned_many(messages: list[Message[Any]], db: Database) -> None:
+    """The same for a batch: raises what is planned for any of its messages."""
+    for message in messages:
+        await planned(message, db)
 
 
 async def planned_after_writing(message: Message[Any], db: Database) -> Output:
