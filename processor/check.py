@@ -100,6 +100,7 @@ def broker(settings: Settings) -> list[Finding]:
         findings += [_topic(settings, admin, topic, list(known), errors) for topic in settings.topics]
         dead_letters = dict.fromkeys(filter(None, map(settings.dead_letter_topic, settings.topics)))
         findings += [_dead_letter_topic(settings, admin, topic, list(known), errors) for topic in dead_letters]
+        findings += _output_topics(settings, admin, list(known), errors)
         findings.append(_group(settings, admin, errors))
         if settings.kafka.group_protocol == "consumer":
             findings += _timing(settings, admin, errors)
@@ -230,6 +231,25 @@ def _dead_letter_topic(
         hint = 'create it, allow this user to describe it, or set "" to keep failed messages as rows only'
         return Finding("server", name, False, f"{where}: {topic} does not exist; {hint}")
     return _permitted(admin, topic, Operation.WRITE, name, where, errors)
+
+
+def _output_topics(
+    settings: Settings, admin: AdminClient, known: list[str], errors: list[KafkaError]
+) -> Iterator[Finding]:
+    """Those that handlers declare."""
+    where = {
+        topic: f"{settings.source}: handlers.{type_}.outputs"
+        for type_, handler in settings.handlers.items()
+        for topic in handler.outputs
+    }
+    for topic, key in where.items():
+        name = f"output topic {topic}"
+        if topic in known:
+            yield _permitted(admin, topic, Operation.WRITE, name, key, errors)
+        else:
+            near = difflib.get_close_matches(topic, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "create it, or allow this user to describe it"
+            yield Finding("server", name, False, f"{key}: {topic} does not exist; {hint}")
 
 
 def _permitted(

@@ -74,6 +74,7 @@ class HandlerSettings(_Table):
     effect: bool = False
     timeout_ms: Milliseconds | None = None
     retry: RetrySettings | None = None
+    outputs: Texts = ()  # topics that it sends to, as far as it says so: looked for before anything runs
 
     @model_validator(mode="before")
     @classmethod

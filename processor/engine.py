@@ -63,6 +63,13 @@ class Engine:
                 f"{self._settings.source}: failure.dead_letter_topic: {', '.join(sorted(missing))} does not exist; "
                 'create it, or set it to "" to keep failed messages in the inbox only'
             )
+        for type_, handler in self._settings.handlers.items():
+            missing = await asyncio.to_thread(self._cluster.missing, handler.outputs)
+            if missing:
+                raise SetupError(
+                    f"{self._settings.source}: handlers.{type_}.outputs: {', '.join(sorted(missing))} does not exist; "
+                    "create it"
+                )
         self._source.start()
         if self._settings.kafka.static_membership:
             self._membership.start(await self._loop.lease())

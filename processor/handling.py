@@ -62,6 +62,15 @@ class Work:
     def topics(self) -> set[str]:
         return {topic for parcel in self.outgoing.values() for topic in set(parcel.topics)}
 
+    def sent_to(self, topics: Collection[str]) -> dict[tuple[Assignment, int], str]:
+        """Who sends to these: partition and offset of records that are answered there."""
+        return {
+            (assignment, offset): topic
+            for assignment, parcel in self.outgoing.items()
+            for offset, topic in zip(parcel.offsets, parcel.topics, strict=True)
+            if topic in topics
+        }
+
     def add(self, assignment: Assignment, parcel: Parcel) -> None:
         self._packed.pop(assignment, None)
         if assignment in self.outgoing:

@@ -370,7 +370,7 @@ class Loop:
                     raise Stop(failed[0])
                 self._check_budget(records, failed)
                 self._write_letters(work, failed)
-                await self._check_topics(work)
+                await self._check_topics(records, work)
                 failpoints.reach("after_handlers")
                 await self._inbox.keep(connection, undone, park=self._parks)
                 await self._inbox.keep_results(connection, work.results)
@@ -478,13 +478,25 @@ class Loop:
             if assignment in work.outgoing:
                 work.outgoing[assignment] = work.outgoing[assignment].sorted()
 
-    async def _check_topics(self, work: Work) -> None:
-        """A missing topic is a mistake of the deployment, not of a message: failing them all would help nobody."""
+    async def _check_topics(self, records: Sequence[Record], work: Work) -> None:
+        """A missing topic is a mistake of the deployment, not of a message: it waits until the topic is there.
+
+        Its partition with it, from this message on; what comes before it is committed first.
+        """
         topics = work.topics
-        if not self._cluster.knows(topics):
-            missing = await asyncio.to_thread(self._cluster.missing, topics)
-            if missing:
-                raise Halt(f"output topic {', '.join(sorted(missing))} does not exist; create it")
+        if self._cluster.knows(topics):
+            return
+        missing = await asyncio.to_thread(self._cluster.missing, topics)
+        senders = work.sent_to(missing)
+        for index, record in enumerate(records if missing else ()):
+            if topic := senders.get((record.assignment, record.message.offset)):
+                if index:
+                    raise Cut(index)
+                raise Wait(
+                    f"{record.coordinates} ({record.message.id}): {record.handler} sends to {topic}, "
+                    "a topic that does not exist; create it",
+                    [record.assignment],
+                )
 
     def _shares(self, records: Sequence[Record], work: Work) -> dict[Assignment, Advance]:
         return {

@@ -37,9 +37,9 @@ def run(settings: Settings, workers: int = 1) -> int:
         try:
             runner.run(_serve(settings, routes))
         except SystemExit as escaped:
-            # Out of a task that a handler started: it ends the loop whoever awaits it, and nobody can tell whose it was.
-            # On the spot, so that it counts as a death of the message, which is quarantined after some.
-            log.critical("ended_by_a_handlers_task", reason=f"a task raised SystemExit: {escaped}")
+            # Out of a task that a handler started: it ends the loop, and nobody can tell whose it was.
+            # On the spot: so it counts as a death of the message, which is quarantined after some.
+            log.error("ended_by_a_handlers_task", reason=f"a task raised SystemExit: {escaped}")  # noqa: TRY400
             _exit(1)
     return 0
 

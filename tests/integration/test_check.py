@@ -169,6 +169,20 @@ def test_one_dead_letter_topic_for_several_inputs_is_looked_at_once(deployment: 
     assert missing.startswith("orders.toml: failure.dead_letter_topic: nowhere does not exist; ")
 
 
+def test_output_topics_that_handlers_declare_are_looked_at(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+    config = deployment.folder / "orders.toml"
+    declared = f'{{ call = "shop:reserve", outputs = ["{deployment.dead_letters}", "{deployment.topic}s"] }}'
+    config.write_text(config.read_text().replace('"shop:reserve"', declared))
+    (missing,) = deployment.failures()
+    assert missing == (
+        f"orders.toml: handlers.OrderPlaced.outputs: {deployment.topic}s does not exist; "
+        f"did you mean {deployment.topic}?"
+    )
+    done = deployment.processor("check", "orders.toml", "--connect")
+    assert f"✓ output topic {deployment.dead_letters}: 1 partition(s), may be written" in done.stdout
+
+
 def test_an_error_that_is_mapped_to_a_class_must_exist(deployment: Deployment) -> None:
     config = deployment.folder / "orders.toml"
     text = config.read_text()

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from processor import Retry
-from processor.errors import Halt
-from tests.conftest import Topics
+from processor.errors import SetupError
+from tests.conftest import Topics, unique
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, letters
 from tests.support.bench import Bench, Sent
@@ -319,10 +319,33 @@ async def test_output_carries_identity_and_a_processor_downstream_drops_its_repe
     assert headers["message-id"] == f"{b.key_of('m').hex}-0".encode()
 
 
-async def test_missing_output_topic_halts_before_anything_is_committed(bench: MakeBench) -> None:
-    b = bench({"N": "to_nowhere", "T": "apply"})
-    b.send([Sent({"what": "fine"}, id="m"), Sent({"what": "n"}, id="n", type="N")])
-    with pytest.raises(Halt, match="output topic no-such-topic does not exist"):
+async def test_message_for_a_missing_output_topic_waits_alone_with_its_partition_and_goes_on_when_the_topic_is_there(
+    bench: MakeBench, logs: list[Any], topics: Topics
+) -> None:
+    b = bench({"N": "to_nowhere", "T": "apply"}, partitions=2)
+    handlers.nowhere = unique("nowhere")
+    before, behind, other = (Sent({"what": what}, id=what, partition=p) for what, p in (("a", 0), ("c", 0), ("d", 1)))
+    b.send([before, Sent({"what": "b"}, id="b", type="N", partition=0), behind, other])
+    async with b.running():
+        await b.done_with(1)
+        await b.until(lambda: events(logs, "partition_held"), "partition held")
+        await b.until(lambda: b.committed().get(0) == 1, "what comes before it is done")
+        assert sorted(await b.effects()) == ["a", "d"]
+        held = events(logs, "partition_held")[0]
+        assert held["partition"] == f"{b.input}[0]"
+        for part in (f"{b.input}:0:1 (b)", "tests.support.handlers:to_nowhere", handlers.nowhere, "create it"):
+            assert part in held["reason"]
+        assert events(logs, "not_ready")
+        topics(handlers.nowhere, exact=True)
+        await b.done()
+    assert sorted(await b.effects()) == ["a", "b", "c", "d"]
+    assert {row["status"] for row in (await b.inbox()).values()} == {"completed"}
+
+
+async def test_output_topic_that_a_handler_declares_is_looked_for_before_anything_runs(bench: MakeBench) -> None:
+    b = bench({"T": {"call": "apply", "outputs": ["no-such-topic"]}})
+    b.send([Sent({"what": "fine"}, id="m")])
+    with pytest.raises(SetupError, match=r"handlers\.T\.outputs: no-such-topic does not exist; create it"):
         await b.run_until_done()
     assert await b.inbox() == {}
 

@@ -19,6 +19,7 @@ INSERT = "INSERT INTO effects (what) VALUES ($1)"
 COLLECT = "INSERT INTO effects (what) SELECT * FROM unnest($1::text[])"
 
 output_topic = ""
+nowhere = "no-such-topic"
 calls: Counter[str] = Counter()
 failing: set[str] = set()
 gate = asyncio.Event()
@@ -138,7 +139,7 @@ async def swallow(message: Message[Any], db: Database) -> None:
 
 async def to_nowhere(message: Message[Any], db: Database) -> Output:
     await db.execute(INSERT, _what(message))
-    return Output("no-such-topic", {})
+    return Output(nowhere, {})
 
 
 async def too_large(message: Message[Any], db: Database) -> Output:
