@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -23,9 +23,14 @@ from processor.records import Partition
 from processor.recovery import Committed, Log
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]
+
     from processor.config import KafkaSettings
 
 TIMEOUT_SECONDS = 10.0
+
+# Partitions about which the brokers could not say what they were asked, and why.
+Untold: TypeAlias = dict[Partition, str]
 
 
 class Cluster:
@@ -51,22 +56,23 @@ class Cluster:
         """Whether `missing` would answer at once that all exist."""
         return self._known.issuperset(topics)
 
-    def logs(self, partitions: Sequence[Partition]) -> dict[Partition, Log]:
-        try:
-            ids = {
-                name: str(future.result().topic_id)
-                for name, future in self._admin.describe_topics(
-                    TopicCollection(sorted({partition.topic for partition in partitions})),
-                    request_timeout=TIMEOUT_SECONDS,
-                ).items()
-            }
-            starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-            ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        except KafkaException as error:
-            raise BatchAborted(f"the brokers do not say where the logs stand: {error.args[0].str()}") from None
-        return {partition: Log(ids[partition.topic], starts[partition], ends[partition]) for partition in partitions}
+    def logs(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Log], Untold]:
+        untold: Untold = {}
+        topics: dict[str, TopicDescription] = {}
+        names = sorted({partition.topic for partition in partitions})
+        for name, future in self._admin.describe_topics(
+            TopicCollection(names), request_timeout=TIMEOUT_SECONDS
+        ).items():
+            try:
+                topics[name] = future.result()
+            except KafkaException as error:
+                untold |= {at: _untold(at, error) for at in partitions if at.topic == name}
+        known = [at for at in partitions if at.topic in topics]
+        starts = self._offsets(known, OffsetSpec.earliest(), untold)  # type: ignore[no-untyped-call]
+        ends = self._offsets(starts, OffsetSpec.latest(), untold)  # type: ignore[no-untyped-call]
+        return {at: Log(str(topics[at.topic].topic_id), starts[at], end) for at, end in ends.items()}, untold
 
-    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Committed | None]:
+    def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Committed | None], Untold]:
         """The group's offsets, once no open transaction can change them any more; BatchAborted while one could."""
         try:
             answers = self._reader.committed(
@@ -75,21 +81,31 @@ class Cluster:
         except KafkaException as error:
             raise BatchAborted(f"the committed offsets could not be read: {error.args[0].str()}") from None
         found: dict[Partition, Committed | None] = {}
+        untold: Untold = {}
         for answer in answers:
             partition = Partition(answer.topic, answer.partition)
             if answer.error is not None:
-                raise BatchAborted(f"{partition}: the committed offset could not be read: {answer.error.str()}")
+                untold[partition] = f"{partition}: the committed offset could not be read: {answer.error.str()}"
+                continue
             found[partition] = (
                 None if answer.offset == OFFSET_INVALID else Committed(answer.offset, answer.metadata or "")
             )
-        return found
+        return found, untold
 
     def close(self) -> None:
         self._reader.close()
 
-    def _offsets(self, partitions: Sequence[Partition], spec: OffsetSpec) -> dict[Partition, int]:
-        futures = self._admin.list_offsets(
-            {TopicPartition(partition.topic, partition.number): spec for partition in partitions},
-            request_timeout=TIMEOUT_SECONDS,
-        )
-        return {Partition(at.topic, at.partition): future.result().offset for at, future in futures.items()}
+    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, untold: Untold) -> dict[Partition, int]:
+        asked = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
+        found = {}
+        for at, future in self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS).items() if asked else ():
+            partition = Partition(at.topic, at.partition)
+            try:
+                found[partition] = future.result().offset
+            except KafkaException as error:
+                untold[partition] = _untold(partition, error)
+        return found
+
+
+def _untold(partition: Partition, error: KafkaException) -> str:
+    return f"{partition}: the brokers do not say where its log stands: {error.args[0].str()}"

@@ -31,6 +31,7 @@ POINTS = (
     "after_offsets",
     "before_kafka_commit",
     "after_kafka_commit",
+    "after_portion",
 )
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

@@ -202,9 +202,14 @@ class Holding:
             self._source.begin(assignment, assignment.position)
 
     def _halt(self, batch: Batch, assignment: Assignment, offset: int, reason: str) -> None:
-        """Go no further in a partition until an operator has looked at it; the others go on."""
         batch.leave(assignment, offset)
+        self.halt(assignment, reason)
+
+    def halt(self, assignment: Assignment, reason: str) -> None:
+        """Go no further in a partition until an operator has looked at it; the others go on."""
         self._new.pop(assignment, None)
+        if (timer := self._held.pop(assignment, None)) is not None:
+            timer.cancel()
         self._source.suspend([assignment])
         if assignment in self._halted:
             return

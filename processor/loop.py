@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dead_letters, failpoints, failures, identity, outputs, parking, recovery, sqlstates
+from processor import dead_letters, failpoints, failures, identity, parking, sqlstates
 from processor.ahead import Ahead
 from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait, let_go
@@ -37,13 +37,14 @@ from processor.inbox import BusyElsewhere, Claims, Inbox, Verdict
 from processor.ledger import Advance, Ledger, Sent
 from processor.orphans import Orphans
 from processor.outputs import Parcel
-from processor.postgres import Session, end_frozen
+from processor.postgres import Session
 from processor.publications import Batch as Committed
-from processor.publications import Publications, still_owned
-from processor.records import Partition, Record
+from processor.publications import Publications
+from processor.records import Record
 from processor.slots import Slot
 from processor.spans import assignments_of, ends_of, sizes_of, told
-from processor.transaction import Offset, Publisher
+from processor.takeover import Takeover
+from processor.transaction import Publisher
 from processor.turns import Turns
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from processor.consumer import Source
     from processor.membership import Membership
     from processor.readiness import Readiness
-    from processor.recovery import Step
 
 log = structlog.get_logger()
 
@@ -104,11 +104,9 @@ class Loop:
         owner = f"{socket.gethostname()}:{os.getpid()}"
         # A lease outlives its owner: it must not be taken for that of another one with the same process id.
         lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
-        self._key_of = identity.inbox_key(settings.consumer)
+        key_of = identity.inbox_key(settings.consumer)
         self._turns = Turns(settings, self._control)
-        self._inbox = Inbox(
-            self._key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms, self._turns
-        )
+        self._inbox = Inbox(key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms, self._turns)
         self._ledger = Ledger(settings.consumer, owner)
         self._slots = Session(settings, "slot", retried=True)
         self._slot = Slot(settings.consumer, self._slots, self._ledger)
@@ -127,7 +125,18 @@ class Loop:
         self._last_took = 0.0  # seconds
         self._publications = Publications(settings.batch, source, self._publisher, source.news.set)
         source.when_leaving = self._publications.hurry
-        self._recoveries: dict[asyncio.Task[None], list[Assignment]] = {}
+        self._takeover = Takeover(
+            settings,
+            source,
+            cluster,
+            self._control,
+            self._ledger,
+            self._slot,
+            self._publisher,
+            self._holding,
+            key_of,
+        )
+        self._recoveries: dict[asyncio.Task[None], list[Assignment]] = {}  # and what they are not yet done with
         self._unmarked: dict[Assignment, int] = {}  # of which outputs are stored, and up to where
         self._careful: dict[str, int] = {}  # statements of which writes were refused, and for how many batches more
         self._stopping = False
@@ -644,123 +653,35 @@ class Loop:
         self._recoveries[task] = assignments
 
     async def _recover_all(self, assignments: list[Assignment], reason: str | None) -> None:
-        """Bring these in step and start reading them; comes again until it works or they are no longer ours."""
+        """Bring these in step and start reading them; those that do not go come again until they do, or are not ours.
+
+        A partition leaves the list when it is done with: what goes wrong with it later is not this recovery's business.
+        """
         tries = 0
         recovery_of = object()
         if reason is not None:
             self._readiness.obstruct(recovery_of, reason)
         try:
-            while not self._stopping and (staying := [a for a in assignments if not a.leaving]):
-                try:
-                    await self._recover(staying)
+            while not self._stopping:
+                assignments[:] = [assignment for assignment in assignments if not assignment.leaving]
+                if not assignments:
                     return
+                try:
+                    left = await self._takeover.recover(assignments, tries)
                 except Trouble as trouble:
-                    if any(assignment.leaving for assignment in staying):
+                    if any(assignment.leaving for assignment in assignments):
                         continue  # it is no longer our business, and the others need not wait
+                    left = dict.fromkeys(assignments, str(trouble))
+                assignments[:] = left
+                if left:
                     tries += 1
-                    self._readiness.obstruct(recovery_of, str(trouble))
-                    log.warning("recovery_retried", reason=str(trouble), tries=tries)
+                    reason = "; ".join(dict.fromkeys(left.values()))
+                    self._readiness.obstruct(recovery_of, reason)
+                    partitions = [str(assignment.partition) for assignment in left]
+                    log.warning("recovery_retried", reason=reason, tries=tries, partitions=partitions)
                     await asyncio.sleep(failures.backoff(tries))
         finally:
             self._readiness.clear(recovery_of)
-
-    async def _recover(self, assignments: list[Assignment]) -> None:
-        partitions = [assignment.partition for assignment in assignments]
-        # End what a dead producer of our slot left open: until then nothing that Kafka says is final.
-        await self._publisher.open()
-        committed = await asyncio.to_thread(self._cluster.committed, partitions)
-        with self._source.using(assignments):
-            await self._take_over(assignments, committed)
-
-    async def _take_over(
-        self, assignments: list[Assignment], committed: dict[Partition, recovery.Committed | None]
-    ) -> None:
-        partitions = [assignment.partition for assignment in assignments]
-        # Commit the same offsets once more, unchanged: the broker refuses it unless the group counts us in. A
-        # process that slept through its own eviction ends here, before it could shut out the rightful owner.
-        known = [Offset(partition, at.offset, at.metadata) for partition, at in committed.items() if at is not None]
-        if known:
-            await self._publisher.publish((), known, still_owned(assignments))
-        async with self._control.use() as connection:
-            for pid in await end_frozen(connection, self._settings.database.idle_in_transaction_timeout_ms / 1000):
-                log.warning("frozen_session_ended", backend=pid)
-            # From here on the predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came.
-            newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
-            alive = {assignment.partition for assignment in assignments if assignment.known}
-            rows = await self._ledger.raise_epochs(connection, newest, self._slot.number, alive)
-        logs = await asyncio.to_thread(self._cluster.logs, partitions)
-        steps = {
-            assignment: recovery.decide(
-                assignment.partition,
-                rows.get(assignment.partition),
-                committed[assignment.partition],
-                logs[assignment.partition],
-                start=self._settings.kafka.start,
-                on_database_behind=self._settings.kafka.on_database_behind,
-            )
-            for assignment in assignments
-        }
-        async with self._control.use() as connection:
-            for assignment, step in steps.items():
-                partition = assignment.partition
-                row = rows.get(partition)
-                assignment.epoch = row.epoch if row else newest[partition] + 1
-                source = row.source if row else None
-                if step.create:
-                    source = await self._ledger.create(
-                        connection, partition, assignment.epoch, self._slot.number, logs[partition].topic_id, step.start
-                    )
-                if source is None:
-                    raise Fenced(f"{partition}: another instance was faster")
-                assignment.source = source
-                if row is not None and not assignment.known:
-                    # An owner before us died of its first batch: one of the next records may be why.
-                    assignment.caution = self._settings.batch.max_messages if row.starts else 0
-                    if row.suspect is not None and row.suspect.stop > step.start:
-                        assignment.suspect, assignment.deaths = row.suspect, row.deaths
-            await parking.load(connection, assignments)
-        await self._send_stored(assignments, steps, {p: row.unsent for p, row in rows.items()})
-        async with self._control.use() as connection:
-            for assignment, step in steps.items():
-                if step.reposition and not await self._ledger.reposition(
-                    connection, assignment.partition, assignment.epoch, step.start
-                ):
-                    raise Fenced(f"{assignment.partition}: another instance has raised the epoch")
-        for assignment, step in steps.items():
-            assignment.silent_below = step.silent_below
-            assignment.published = step.start
-            if assignment.partition in rows and rows[assignment.partition].unsent:
-                self._unmarked[assignment] = step.start
-            assignment.known = True
-            if assignment in self._holding:
-                assignment.position = step.start
-            else:
-                self._source.begin(assignment, step.start)
-            say = log.info if step.event in _EXPECTED else log.warning
-            say("partition_ready", partition=str(assignment.partition), found=step.event, start=step.start)
-
-    async def _send_stored(
-        self,
-        assignments: list[Assignment],
-        steps: dict[Assignment, Step],
-        stored: dict[Partition, Sequence[bytes]],
-    ) -> None:
-        """Send what the ledger kept for Kafka, and move the committed offsets to where the ledger stands."""
-        parcels: list[Parcel] = []
-        offsets: list[Offset] = []
-        for assignment, step in steps.items():
-            if step.send_from is not None:
-                for blob in stored[assignment.partition]:
-                    kept = outputs.unpack(blob, self._key_of)
-                    missing = [at for at, offset in enumerate(kept.offsets) if offset >= step.send_from]
-                    parcels.append(kept.only(missing))
-            if step.commit is not None:
-                metadata = "" if step.foreign else recovery.metadata(assignment.epoch)
-                offsets.append(Offset(assignment.partition, step.commit, metadata))
-        if parcels or offsets:
-            await self._publisher.publish(parcels, offsets, still_owned(assignments))
-        if sent := sum(map(len, parcels)):
-            log.info("stored_outputs_sent", outputs=sent)
 
     async def _finish(self) -> None:
         """Leave nothing open and nothing to repair."""
@@ -805,7 +726,3 @@ class Loop:
 def _outcomes(records: Sequence[Record], failed: set[Record], assignment: Assignment) -> list[bool]:
     """Who failed, for the budget. What an operator sends once more was counted the first time."""
     return [record in failed for record in records if record.assignment is assignment and not record.redriven]
-
-
-# Findings of recovery that are ordinary; any other one is worth an operator's look.
-_EXPECTED = ("first_start", "in_step", "died_between_commits")

@@ -32,6 +32,6 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fragile]:
     with Proxy(kafka_frame) as proxy:
         # The broker tells its clients to come to the proxy.
         advertised = {"advertised.listeners": f"INTERNAL://127.0.0.1:{proxy.port}"}
-        with servers.embedded(tmp_path_factory.mktemp("fragile") / "stack", **advertised) as stack:
+        with servers.embedded(tmp_path_factory.mktemp("fragile") / "stack", advertised) as stack:
             proxy.target_port = stack.brokers[0].ports["INTERNAL"]
             yield Fragile(stack, proxy, Databases(stack.postgres_url))

@@ -12,8 +12,9 @@ from tests.support.deployments import Deployment
 
 # Which pass of the point kills. A first pass of the Kafka steps is often the recovery itself, which then dies too.
 SECOND_KILLS = {"after_claim": 1, "after_postgres_commit": 1, "after_produce": 1, "after_offsets": 1}
-# Of effects: test_effects. Ahead of a batch only a backlog is claimed: test_full_speed.
-POINTS = [point for point in failpoints.POINTS if point not in ("after_intent", "after_effect", "after_claim_ahead")]
+# Of effects: test_effects. Ahead of a batch only a backlog is claimed: test_full_speed. In portions: below.
+ELSEWHERE = ("after_intent", "after_effect", "after_claim_ahead", "after_portion")
+POINTS = [point for point in failpoints.POINTS if point not in ELSEWHERE]
 KILLS = [(point, 3 if index % 2 else 2) for index, point in enumerate(POINTS)]
 KILLS += list(SECOND_KILLS.items())
 
@@ -43,6 +44,18 @@ def test_killed_at_every_step_and_restarted_each_order_counts_once(
         survivor.wait_for_partitions(deployed.partitions)
     report = deployed.verifier().assert_exactly_once()
     assert report.records > report.orders, "without duplicates in the feed this would show less than it says"
+
+
+def test_killed_between_portions_of_what_was_stored_the_rest_is_sent_and_nothing_twice(
+    deployment: Deploy, start: Start
+) -> None:
+    deployed = deployment(partitions=1, settings={"batch": {"max_bytes": 4000}})
+    deployed.feed().send(300)
+    for point in ("after_postgres_commit", "after_portion", "after_portion"):
+        doomed = start(deployed, failpoints=f"{point}=kill@{3 if point == 'after_postgres_commit' else 1}")
+        assert doomed.wait() == -signal.SIGKILL, doomed.tail()
+    start(deployed).wait_for("stored_outputs_sent")
+    deployed.verifier().assert_exactly_once()
 
 
 def _assert_right_so_far(deployed: Deployment, when: str) -> None:

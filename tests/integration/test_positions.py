@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
@@ -10,6 +12,7 @@ from processor.errors import Halt
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.logs import events
 from tests.support.waiting import eventually
 
 
@@ -179,3 +182,23 @@ async def test_records_that_expired_unread_halt_and_the_gap_can_be_accepted(benc
     set_offset(b, gone)
     await b.run_until_done()
     assert await b.effects() == [*words(0, 3), *words(7, 9)]
+
+
+async def test_partition_that_has_to_halt_does_not_take_the_others_with_it(bench: MakeBench, logs: list[Any]) -> None:
+    b = bench(partitions=2)
+    b.send([Sent({"what": f"p{p}"}, id=f"p{p}", partition=p) for p in range(2)])
+    await b.run_until_done()
+    b.send([Sent({"what": f"q{p}.{n}"}, id=f"q{p}.{n}", partition=p) for p in range(2) for n in range(3)])
+    gone = b.committed()[0] + 1
+    next(iter(b.admin.delete_records([TopicPartition(b.input, 0, gone)]).values())).result(SECONDS)
+    async with b.running():
+        await b.done_with(1)
+        (engine,) = b.engines
+        await b.until(lambda: events(logs, "partition_halted"), "the other one halted")
+        (halted,) = events(logs, "partition_halted")
+        assert halted["partition"] == f"{b.input}[0]"
+        assert "expired" in halted["reason"]
+        assert not engine._readiness.ready
+        b.send([Sent({"what": "later"}, id="later", partition=1)])
+        await b.done_with(1)
+    assert await b.effects() == ["p0", "p1", "q1.0", "q1.1", "q1.2", "later"]

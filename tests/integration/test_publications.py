@@ -12,6 +12,7 @@ from processor import Database, Messages, publications
 from processor.engine import Engine
 from processor.errors import BatchAborted
 from processor.publications import TOGETHER
+from processor.takeover import OUTPUT_OVERHEAD
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -194,10 +195,7 @@ async def test_process_that_ends_with_several_batches_unpublished_leaves_them_to
             kafka.open.set()
             kafka.open.clear()  # for the one that waits, and for no other
             await b.until(lambda: kafka.sent == [published] and kafka.waiting, "the next ones wait")
-        (task,) = b._tasks
-        task.cancel()
-        await asyncio.wait({task})
-        b._tasks.clear()
+        await crash(b)
     assert said(b) == whats(published)
     assert await _stored(b, 2 * TOGETHER)
     await b.run_until_done()
@@ -206,6 +204,45 @@ async def test_process_that_ends_with_several_batches_unpublished_leaves_them_to
     assert [event["outputs"] for event in events(logs, "stored_outputs_sent")] == [1 + FULL * SIZE - published]
     assert set(handlers.calls.values()) == {1}, "no handler ran again"
     assert said(b) == await b.effects() == whats(1 + FULL * SIZE)
+
+
+async def test_what_a_crash_left_unsent_is_sent_in_portions_and_another_crash_repeats_none_of_them(
+    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench("by_column", batch=BATCH | {"max_bytes": 3000}, kafka={"revoke_timeout_ms": 100})
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch)
+        handlers.gate.set()
+        await b.until(lambda: kafka.waiting, "publishing")
+        await b.until(lambda: _stored(b, 2 * TOGETHER), "the others committed meanwhile")
+        await crash(b)
+    async with b.running():
+        kafka = Kafka(b.engines[0], monkeypatch)
+        for portions in range(1, 3):
+            await b.until(lambda: kafka.waiting, "a portion")
+            kafka.open.set()
+            kafka.open.clear()  # for the one that waits, and for no other
+            await b.until(lambda n=portions: len(kafka.sent) == n and kafka.waiting, "the next one waits")  # type: ignore[misc]
+        await crash(b)
+    sent = sum(kafka.sent)
+    assert b.committed() == {0: sent}
+    assert said(b) == whats(sent)
+    async with b.running():
+        kafka = Kafka(b.engines[0], monkeypatch)
+        kafka.open.set()
+        await b.done()
+    assert len(kafka.sent) > 1
+    assert all(outputs * OUTPUT_OVERHEAD < 3000 for outputs in kafka.sent)
+    assert [event["found"] for event in events(logs, "partition_ready")] == ["first_start", "died_between_commits"]
+    assert set(handlers.calls.values()) == {1}, "no handler ran again"
+    assert said(b) == await b.effects() == whats(1 + FULL * SIZE)
+
+
+async def crash(bench: Bench) -> None:
+    (task,) = bench._tasks
+    task.cancel()
+    await asyncio.wait({task})
+    bench._tasks.clear()
 
 
 async def _stored(bench: Bench, batches: int) -> bool:

@@ -7,7 +7,7 @@ Docker engine; `external` takes PROCESSOR_KAFKA__BOOTSTRAP_SERVERS and PROCESSOR
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +99,11 @@ def shared() -> Iterator[None]:
 
 
 @contextmanager
-def embedded(folder: Path, **overrides: str) -> Iterator[Stack]:
+def embedded(
+    folder: Path, overrides: Mapping[str, str] | None = None, *, brokers: int | None = None
+) -> Iterator[Stack]:
     """Taken down in any case, also when this process is killed; its logs stay for a look."""
-    stack = Stack(folder, overrides=BROKER_SETTINGS | overrides)
+    stack = Stack(folder, brokers, overrides={**BROKER_SETTINGS, **(overrides or {})})
     stack.up(guarded=True)
     try:
         yield stack

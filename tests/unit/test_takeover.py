@@ -1,0 +1,44 @@
+"""How stored outputs are cut into portions: never where an offset could not say what was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from processor.outputs import Outgoing, Parcel
+from processor.takeover import OUTPUT_OVERHEAD, split
+
+ONE = OUTPUT_OVERHEAD + 10
+
+
+def parcel(*offsets: int) -> Parcel:
+    return Parcel.of([Outgoing(offset, "out", None, b"0123456789", "cause", 0, "id") for offset in offsets])
+
+
+def parts(offsets: list[int], limit: int) -> list[tuple[list[int], int | None]]:
+    return [(part.offsets, below) for part, below, _ in split(parcel(*offsets), limit)]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "limit", "expected"),
+    [
+        ([], ONE, [([], None)]),
+        ([4, 5, 9], 100 * ONE, [([4, 5, 9], None)]),
+        ([4, 5, 9], 2 * ONE, [([4, 5], 6), ([9], None)]),
+        ([4, 5, 9], ONE, [([4], 5), ([5], 6), ([9], None)]),
+        ([4, 5, 9], 1, [([4], 5), ([5], 6), ([9], None)]),
+        # All that one record has caused goes out together.
+        ([4, 4, 4, 9], 2 * ONE, [([4, 4, 4], 5), ([9], None)]),
+        ([4, 7, 7, 7, 9], 2 * ONE, [([4], 5), ([7, 7, 7], 8), ([9], None)]),
+        # A handler may give its outputs in an order of its own.
+        ([5, 4, 7, 6, 9], 3 * ONE, [([5, 4], 6), ([7, 6, 9], None)]),
+        ([9, 8, 7], ONE, [([9, 8, 7], None)]),
+    ],
+)
+def test_portions_keep_the_order_and_end_where_an_offset_says_what_is_sent(
+    offsets: list[int], limit: int, expected: list[tuple[list[int], int | None]]
+) -> None:
+    assert parts(offsets, limit) == expected
+
+
+def test_portions_say_how_large_they_are() -> None:
+    assert [size for _, _, size in split(parcel(*range(7)), 3 * ONE)] == [3 * ONE, 3 * ONE, ONE]
