@@ -32,6 +32,7 @@ POINTS = (
     "before_kafka_commit",
     "after_kafka_commit",
     "after_portion",
+    "after_reposition",
 )
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

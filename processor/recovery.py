@@ -2,7 +2,7 @@
 
 L is the ledger row, K Kafka's committed offset. K is ours when its metadata names an epoch; an
 operator who moves offsets with Kafka's own tools leaves other metadata behind. After the step
-that is decided here, K = L.next_offset holds, the stored outputs are sent, and work starts there.
+that is decided here, K = L.next_offset holds and is ours, the stored outputs are sent, and work starts there.
 
 Offsets have gaps (transaction markers, compaction): positions are compared, records never counted.
 """
@@ -16,11 +16,12 @@ from processor.errors import Halt
 from processor.ledger import LedgerRow
 from processor.records import Partition
 
-_METADATA = re.compile(r"processor epoch=(\d+)\Z")
+_METADATA = re.compile(r"processor epoch=(\d+)(?: sent=(\d+))?\Z")
 
 
-def metadata(epoch: int) -> str:
-    return f"processor epoch={epoch}"
+def metadata(epoch: int, sent: int | None = None) -> str:
+    """What makes an offset ours; with `sent`, it is still an operator's: see `Committed.sent`."""
+    return f"processor epoch={epoch}" if sent is None else f"processor epoch={epoch} sent={sent}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,19 @@ class Committed:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch it was committed under, if it is ours."""
+        """The epoch it was committed under, if we have ever committed it."""
         match = _METADATA.match(self.metadata)
         return int(match[1]) if match else None
 
     @property
+    def sent(self) -> int | None:
+        """Below which stored outputs were sent, if an operator has set the offset and the ledger is yet to follow."""
+        match = _METADATA.match(self.metadata)
+        return int(match[2]) if match and match[2] else None
+
+    @property
     def ours(self) -> bool:
-        return self.epoch is not None
+        return self.epoch is not None and self.sent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +62,16 @@ class Step:
     """How to bring one partition in step.
 
     `start` is where work begins. Stored outputs from `send_from` on are sent first, none if it is None;
-    `commit` is the offset to commit with them, as ours unless `foreign` says to leave it an operator's.
-    `reposition` moves the ledger to `start`, `create` makes its row. Outputs of records below `silent_below`
-    are not sent again, and no offset below it is committed.
+    `commit` is the offset to commit with them, as ours. `follow` instead leaves the committed offset where it is, which
+    is `start`, moves the ledger there, and makes it ours when that is done. `create` makes the ledger's row. Outputs of
+    records below `silent_below` are not sent again, and no offset below it is committed.
     """
 
     event: str
     start: int
     send_from: int | None = None
     commit: int | None = None
-    foreign: bool = False
-    reposition: bool = False
+    follow: bool = False
     create: bool = False
     silent_below: int = 0
 
@@ -103,13 +109,13 @@ def decide(
     # Outputs that may never have been sent go first: rather some repeated, with their old ids, than lost.
     _within(partition, "the committed offset", committed.offset, log)
     # The offset stays the operator's until the ledger has followed: dying in between must not look like a crash.
+    if unsent is not None and committed.sent is not None:
+        unsent = max(unsent, committed.sent)
     moved = Step(
         "rewound" if committed.offset < ledger.next_offset else "skipped_ahead",
         committed.offset,
         send_from=unsent,
-        commit=None if unsent is None else committed.offset,
-        foreign=True,
-        reposition=True,
+        follow=True,
     )
     return replace(moved, event="in_step") if committed.offset == ledger.next_offset else moved
 
@@ -126,7 +132,7 @@ def _without_ledger(
     if committed.ours:
         step = _database_behind(partition, log.start, committed.offset, on_database_behind)
         return Step(step.event, step.start, create=True, silent_below=step.silent_below)
-    return Step("offsets_adopted", committed.offset, create=True)
+    return Step("offsets_adopted", committed.offset, create=True, follow=True)
 
 
 def _database_behind(partition: Partition, behind: int, committed: int, on_database_behind: str) -> Step:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from processor import failpoints, outputs, parking, recovery
-from processor.errors import BatchAborted, Fenced, Halt
+from processor.errors import BatchAborted, Halt
 from processor.ledger import Sent
 from processor.outputs import Parcel
 from processor.postgres import end_frozen
@@ -144,7 +144,7 @@ class Takeover:
             await parking.load(connection, list(steps))
         stored = {a: rows[a.partition].unsent for a in steps if a.partition in rows}
         left |= await self._send_stored(steps, stored, tries)
-        await self._settle(steps, stored)
+        left |= await self._settle(steps, stored)
         for assignment, step in steps.items():
             assignment.silent_below = step.silent_below
             assignment.published = step.start
@@ -179,17 +179,30 @@ class Takeover:
             alive = {assignment.partition for assignment in assignments if assignment.known}
             return await self._ledger.raise_epochs(connection, newest, self._slot.number, alive)
 
-    async def _settle(self, steps: Mapping[Assignment, Step], stored: Mapping[Assignment, Sequence[bytes]]) -> None:
-        """Let the ledger follow: Kafka has what was stored, and an operator may have moved the offset."""
+    async def _settle(
+        self, steps: dict[Assignment, Step], stored: Mapping[Assignment, Sequence[bytes]]
+    ) -> dict[Assignment, str]:
+        """Let the ledger follow: Kafka has what was stored, and an operator may have moved the offset.
+
+        That one becomes ours before anything is done from there: a crash must not look as if it had been moved again.
+        """
+        left: dict[Assignment, str] = {}
         async with self._control.use() as connection:
             sent = [Sent(a.source, a.epoch, step.start) for a, step in steps.items() if stored.get(a)]
             if sent:
                 await self._ledger.mark_sent(connection, sent)
-            for assignment, step in steps.items():
-                if step.reposition and not await self._ledger.reposition(
-                    connection, assignment.partition, assignment.epoch, step.start
-                ):
-                    raise Fenced(f"{assignment.partition}: another instance has raised the epoch")
+            for assignment in [a for a, step in steps.items() if step.follow and not step.create]:
+                partition, start = assignment.partition, steps[assignment].start
+                if not await self._ledger.reposition(connection, partition, assignment.epoch, start):
+                    left[assignment] = f"{partition}: another instance has raised the epoch"
+                    del steps[assignment]
+        followed = {
+            a: Offset(a.partition, step.start, recovery.metadata(a.epoch)) for a, step in steps.items() if step.follow
+        }
+        if followed:
+            failpoints.reach("after_reposition")
+            await self._publisher.publish((), list(followed.values()), still_owned(followed))
+        return left
 
     # --- what the ledger kept for Kafka ---
 
@@ -247,9 +260,13 @@ class Takeover:
             for blob in blobs:
                 kept = outputs.unpack(blob, self._key_of)
                 missing.extend(kept.only([at for at, offset in enumerate(kept.offsets) if offset >= step.send_from]))
-        metadata = "" if step.foreign else recovery.metadata(assignment.epoch)
         for parcel, below, size in split(missing, limit):
-            end = step.commit if below is None or step.foreign else below
+            if not step.follow:
+                end = step.commit if below is None else below
+                metadata = recovery.metadata(assignment.epoch)
+            else:
+                end = step.start if len(parcel) else None
+                metadata = recovery.metadata(assignment.epoch, sent=max(parcel.offsets, default=0) + 1)
             if end is not None:
                 yield Piece(assignment, parcel, Offset(partition, end, metadata), size)
 

@@ -67,3 +67,20 @@ def test_a_rewind_after_a_crash_applies_and_sends_nothing_again(
     again.wait_for("partition_ready", start=0, count=deployed.partitions)
     assert again.events("partition_ready", found="rewound"), again.tail()
     deployed.verifier().assert_exactly_once()
+
+
+@pytest.mark.parametrize("point", ["after_portion", "after_reposition"])
+def test_killed_while_a_rewind_after_a_crash_is_followed_sends_nothing_again(
+    point: str, local_stack: Stack, deployment: Deploy, start: Start
+) -> None:
+    deployed = deployment(partitions=1)
+    deployed.feed().send(400)
+    crashed = start(deployed, failpoints="after_postgres_commit=kill@4")
+    assert crashed.wait() == -signal.SIGKILL, crashed.tail()
+    rewind(local_stack, deployed)
+    doomed = start(deployed, failpoints=f"{point}=kill")
+    assert doomed.wait() == -signal.SIGKILL, doomed.tail()
+    again = start(deployed)
+    again.wait_for("partition_ready", found="rewound" if point == "after_portion" else "in_step", start=0)
+    assert not again.events("stored_outputs_sent")
+    deployed.verifier().assert_exactly_once()

@@ -13,6 +13,7 @@ from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.logs import events
+from tests.support.publishing import Kafka, crash
 from tests.support.waiting import eventually
 
 
@@ -126,6 +127,28 @@ def _blob(bench: Bench, source: int) -> bytes:
     blob = pack(Parcel.of([Outgoing(source, bench.output, None, b'{"what": "stored"}', "m5", 0, "")]))
     assert blob is not None
     return blob
+
+
+@pytest.mark.parametrize("moved", ["before the first start", "rewound"])
+async def test_crash_after_an_operator_moved_the_offset_is_not_taken_for_another_move(
+    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    """Without an inbox, only the positions know that a message was processed."""
+    b = bench({"T": {"call": "apply", "inbox": False}})
+    b.send(sent(0, 5))
+    calls = 1
+    if moved == "rewound":
+        await b.run_until_done()
+        calls += 1
+    set_offset(b, 0)
+    async with b.running():
+        kafka = Kafka(b.engines[0], monkeypatch)
+        await b.until(lambda: kafka.waiting, "committed in Postgres, and not in Kafka")
+        await crash(b)
+    await b.run_until_done()
+    assert [event["found"] for event in events(logs, "partition_ready")][-1] == "died_between_commits"
+    assert set(handlers.calls.values()) == {calls}
+    assert said(b) == await b.effects() == words(0, 5) * calls
 
 
 async def test_database_that_lost_commits_halts_and_reapplies_only_when_told_so(bench: MakeBench) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from processor import Database, Messages, publications
-from processor.engine import Engine
-from processor.errors import BatchAborted
 from processor.publications import TOGETHER
 from processor.takeover import OUTPUT_OVERHEAD
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
 from tests.support.logs import events
+from tests.support.publishing import Kafka, crash
 
 SIZE = 10  # of a batch
 BATCH = {"max_messages": SIZE, "linger_ms": 60_000}
@@ -33,32 +31,6 @@ def whats(count: int) -> list[str]:
 
 def said(bench: Bench) -> list[str]:
     return [value["what"] for _, value, _ in bench.outputs()]
-
-
-class Kafka:
-    """Stands before the publisher: counts what goes by, and holds it up or refuses it when told so."""
-
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        loop = engine._loop
-        self._publish = loop._publisher.publish
-        self.open = asyncio.Event()
-        self.refuses_after: int | None = None  # so many transactions, and only once
-        self.refused = False
-        self.sent: list[int] = []  # outputs of each transaction
-        self.waiting = 0
-        monkeypatch.setattr(loop._publisher, "publish", self._watched)
-
-    async def _watched(self, parcels: Sequence[Any], *arguments: Any) -> None:
-        outputs = sum(map(len, parcels))
-        if outputs:
-            self.waiting += 1
-            await self.open.wait()
-            self.waiting -= 1
-            if self.refuses_after == len(self.sent):
-                self.refuses_after, self.refused = None, True
-                raise BatchAborted("as told")
-            self.sent.append(outputs)
-        await self._publish(parcels, *arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -236,13 +208,6 @@ async def test_what_a_crash_left_unsent_is_sent_in_portions_and_another_crash_re
     assert [event["found"] for event in events(logs, "partition_ready")] == ["first_start", "died_between_commits"]
     assert set(handlers.calls.values()) == {1}, "no handler ran again"
     assert said(b) == await b.effects() == whats(1 + FULL * SIZE)
-
-
-async def crash(bench: Bench) -> None:
-    (task,) = bench._tasks
-    task.cancel()
-    await asyncio.wait({task})
-    bench._tasks.clear()
 
 
 async def _stored(bench: Bench, batches: int) -> bool:

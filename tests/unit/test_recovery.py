@@ -41,6 +41,12 @@ def test_metadata_names_the_epoch_and_anything_else_is_foreign() -> None:
         assert not Committed(5, text).ours
 
 
+def test_metadata_of_an_offset_that_is_yet_to_be_followed_says_what_was_sent_and_is_not_ours() -> None:
+    moved = Committed(5, metadata(12, sent=40))
+    assert (moved.epoch, moved.sent, moved.ours) == (12, 40, False)
+    assert Committed(5, metadata(12)).sent is None
+
+
 @pytest.mark.parametrize(("start", "offset"), [("earliest", 40), ("latest", 1000)])
 def test_first_start_begins_where_the_setting_says_and_anchors_the_position_in_both_systems(
     start: str, offset: int
@@ -55,7 +61,7 @@ def test_first_start_is_refused_when_the_setting_is_fail() -> None:
 
 
 def test_offsets_of_another_framework_are_adopted() -> None:
-    assert step(None, foreign(500)) == Step("offsets_adopted", 500, create=True)
+    assert step(None, foreign(500)) == Step("offsets_adopted", 500, create=True, follow=True)
 
 
 def test_forgotten_group_offsets_are_restored_from_the_ledger_with_outputs_that_may_be_unsent() -> None:
@@ -81,14 +87,23 @@ def test_death_between_the_commits_of_a_batch_without_outputs_only_moves_the_off
 
 
 def test_rewind_reads_again_and_sends_nothing_that_is_known_to_be_sent() -> None:
-    assert step(ledger(400, 500, None), foreign(100)) == Step("rewound", 100, foreign=True, reposition=True)
+    assert step(ledger(400, 500, None), foreign(100)) == Step("rewound", 100, follow=True)
 
 
 @pytest.mark.parametrize("offset", [100, 400, 450, 500, 700])
 def test_moved_offset_after_a_crash_sends_unmarked_outputs_first_and_stays_foreign_meanwhile(offset: int) -> None:
     found = step(ledger(400, 500), foreign(offset))
-    assert (found.send_from, found.commit, found.foreign, found.reposition) == (400, offset, True, True)
-    assert found.start == offset
+    assert (found.start, found.send_from, found.commit, found.follow) == (offset, 400, None, True)
+
+
+@pytest.mark.parametrize(("sent", "send_from"), [(450, 450), (300, 400), (500, 500)])
+def test_moved_offset_whose_outputs_were_sent_before_a_crash_sends_only_the_others(sent: int, send_from: int) -> None:
+    found = step(ledger(400, 500), Committed(100, metadata(7, sent)))
+    assert found == Step("rewound", 100, send_from=send_from, follow=True)
+
+
+def test_moved_offset_that_the_ledger_has_followed_before_a_crash_is_made_ours() -> None:
+    assert step(ledger(100, 100, None), Committed(100, metadata(7, 450))) == Step("in_step", 100, follow=True)
 
 
 def test_skip_ahead_by_an_operator_is_followed() -> None:
@@ -98,7 +113,7 @@ def test_skip_ahead_by_an_operator_is_followed() -> None:
 
 def test_kafka_having_lost_commits_of_ours_reads_again_from_there() -> None:
     found = step(ledger(400, 500), ours(300))
-    assert (found.event, found.start, found.reposition) == ("rewound", 300, True)
+    assert (found.event, found.start, found.follow) == ("rewound", 300, True)
 
 
 def test_database_that_lost_commits_halts() -> None:
