@@ -44,6 +44,7 @@ MEET_SECONDS = 2.0
 # How long to wait for a full buffer to be emptied before the partitions are paused.
 FULL_SECONDS = 1.0
 
+_END = KafkaError._PARTITION_EOF  # noqa: SLF001
 _OUT_OF_LOG = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001
 _FORBIDDEN = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -77,6 +78,9 @@ class Assignment:
     attempts: dict[int, int] = field(default_factory=dict)  # by offset: that failed, of types without inbox
     budget: Budget | None = None
     buffer: Buffer = field(default_factory=Buffer)
+    read: int = 0  # the offset after the last record that was read, or where reading began
+    empty: range = range(0)  # offsets known to hold no record for us: markers of transactions, and what was aborted
+    astray: str | None = None  # why nothing more can be read from there
     reading: int = 0  # which one it is: the first, or one that began anew after what was read ahead was forgotten
 
 
@@ -85,9 +89,9 @@ class Source:
         self._settings = settings
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
-        self._consumer = Consumer(
-            settings.kafka.consumer_config(settings.consumer), logger=logging.getLogger("librdkafka")
-        )
+        # Where a partition ends is told, and so that there was nothing but markers behind the last record.
+        config = {**settings.kafka.consumer_config(settings.consumer), "enable.partition.eof": True}
+        self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
         self._changed = threading.Condition()
         self.news = asyncio.Event()  # something to look at: records, assignments, a failure
         self.lost = asyncio.Event()  # a partition went away while work on it was under way
@@ -174,8 +178,21 @@ class Source:
                 return
             self._drop_buffer(assignment)
             assignment.active = True
+            assignment.read, assignment.empty, assignment.astray = offset, range(0), None
             self._to_begin.append((assignment, offset))
             self._changed.notify_all()
+
+    def take_astray(self) -> dict[Assignment, str]:
+        """What is read from an offset that the log does not hold, and why; once all before it is processed."""
+        with self._changed:
+            found = {
+                assignment: assignment.astray
+                for assignment in self._assignments.values()
+                if assignment.astray and not (assignment.leaving or assignment.buffer.records or assignment.users)
+            }
+            for assignment in found:
+                assignment.astray = None
+        return found
 
     def suspend(self, assignments: Iterable[Assignment]) -> None:
         """Take nothing more from these, and forget what was read ahead."""
@@ -379,8 +396,13 @@ class Source:
 
     def _keep(self, messages: list[Any]) -> None:
         bad = [message for message in messages if message.error() is not None]
+        ends: dict[Assignment, int] = {}
         for message in bad:
-            self._report(message.error(), self._assignments.get(Partition(message.topic(), message.partition())))
+            assignment = self._assignments.get(Partition(message.topic(), message.partition()))
+            if message.error().code() != _END:
+                self._report(message.error(), assignment)
+            elif assignment is not None:
+                ends[assignment] = message.offset()
         good = [message for message in messages if message.error() is None] if bad else messages
         decoded = []
         for partition, raws in self._by_partition(good).items():
@@ -391,8 +413,12 @@ class Source:
             for assignment, spans in decoded:
                 if assignment.fetching:
                     assignment.buffer.extend(spans)
+                    assignment.read = spans[-1].end
                     self.buffered += sum(map(len, spans))
                     self.buffered_bytes += memory(spans)
+            for assignment, end in ends.items():
+                if assignment.fetching and assignment.read < end:
+                    assignment.empty = range(assignment.read, end)
         self._wake()
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
@@ -412,7 +438,8 @@ class Source:
         if error.code() not in _OUT_OF_LOG:
             raise_if_final(error)
         elif assignment is not None and assignment.fetching:  # else nobody wants to read it there any more
-            raise Halt(f"the log no longer holds the offset to be read: {error.str()}; see kafka-consumer-groups")
+            # It may be the answer to an earlier question, about another offset: recovery finds out.
+            assignment.astray = f"{assignment.partition}: {error.str()}"
 
 
 class ConsumerDied(ProcessorError):

@@ -152,6 +152,9 @@ MANAGED = {
         "must stay broker: offsets may only move in the transaction that publishes the outputs",
         frozenset({"broker"}),
     ),
+    "enable.partition.eof": Managed(
+        "must stay true: where a partition ends tells that only markers are left behind the last record", TRUE
+    ),
     "delivery.report.only.error": Managed(
         "must stay false: every output's delivery is accounted for before its transaction commits", FALSE
     ),

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 IDLE_SECONDS = 1.0
+# How often positions are moved past what is nobody's to process: long before it can expire, and so seldom that the
+# marker behind each of a producer's transactions does not cost us another one.
+MOVE_ON_SECONDS = 60.0
 
 # These mean: what was committed has to be looked up. Everything else is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
@@ -139,6 +142,7 @@ class Loop:
         self._recoveries: dict[asyncio.Task[None], list[Assignment]] = {}  # and what they are not yet done with
         self._unmarked: dict[Assignment, int] = {}  # of which outputs are stored, and up to where
         self._careful: dict[str, int] = {}  # statements of which writes were refused, and for how many batches more
+        self._move_on_at = 0.0  # of the event loop's clock
         self._stopping = False
         self._backlog = False
 
@@ -216,6 +220,8 @@ class Loop:
         self._source.raise_failure()
         self._publications.raise_failure()
         self._recover_new()
+        if astray := self._source.take_astray():
+            await self._start_over(BatchAborted("; ".join(astray.values())), list(astray))
         self._holding.look()
         self._look_for_the_group()
         records = await self._ahead.take() or self._source.take()
@@ -228,6 +234,8 @@ class Loop:
                 await self._source.news.wait()
         except TimeoutError:
             await self._mark_sent()
+            if asyncio.get_running_loop().time() >= self._move_on_at:
+                await self._move_on()
         return ()
 
     def _has_more(self) -> bool:
@@ -604,6 +612,25 @@ class Loop:
                 await self._ledger.mark_sent(connection, list(sent.values()))
             self._forgotten(sent)  # and nothing that a recovery has found meanwhile
 
+    async def _move_on(self) -> None:
+        """Past markers and aborted records: where they are all that is left, they may expire before a record comes.
+
+        What is left behind in ledger and Kafka is that of a batch without records.
+        """
+        shares = {
+            a: Advance(a.partition, a.epoch, a.position, a.empty.stop, None, a.published, a.caution > 0)
+            for a in self._source.active()
+            if a.position in a.empty and not a.leaving
+        }
+        if shares:
+            self._move_on_at = asyncio.get_running_loop().time() + MOVE_ON_SECONDS
+            async with self._control.use() as connection:
+                ours = await self._ledger.advance(connection, list(shares.values()), ())
+            shares = {a: share for a, share in shares.items() if share.partition in ours}
+            for assignment, share in shares.items():
+                assignment.position = share.next_offset
+            self._publications.add(Committed(shares, ()), more=False)
+
     def _sent(self) -> dict[Assignment, Sent]:
         """How much of what is stored Kafka is known to have."""
         return {a: Sent(a.source, a.epoch, a.published) for a in self._unmarked if a.owned}
@@ -688,6 +715,8 @@ class Loop:
         await self._abandon((), self._source.owned())
         try:
             await self._mark_sent()
+            await self._move_on()
+            await self._publications.finish()
         except Trouble as trouble:
             log.warning("left_to_recovery", reason=str(trouble))
 

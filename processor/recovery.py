@@ -158,7 +158,8 @@ def _within(partition: Partition, what: str, offset: int, log: Log) -> None:
     if offset < log.start:
         raise Halt(
             f"{partition}: {what} is {offset}, the log now begins at {log.start}: records expired before they were "
-            "read. Restore them, or accept the gap: kafka-consumer-groups --reset-offsets --to-earliest"
+            "read, or at best the markers of a transaction. Restore them, or accept the gap: "
+            "kafka-consumer-groups --reset-offsets --to-earliest"
         )
     if offset > log.end:
         raise Halt(

@@ -45,6 +45,11 @@ class Usual:
         return len(self.offsets)
 
     @property
+    def end(self) -> int:
+        """The offset after the last one."""
+        return self.offsets[-1] + 1
+
+    @property
     def told(self) -> bool:
         """Whether there are records by now, which may tell something else."""
         return self._records is not None
@@ -122,6 +127,11 @@ class Unusual:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def end(self) -> int:
+        """The offset after the last one."""
+        return self._records[-1].next_offset
 
     def part(self, start: int, end: int) -> Unusual:
         return Unusual(self.assignment, self._records[start:end])
@@ -216,7 +226,7 @@ def assignments_of(records: Sequence[Record]) -> list[Assignment]:
 def ends_of(records: Sequence[Record]) -> dict[Assignment, int]:
     """The offset after the last record of each partition."""
     if (bulk := usual(records)) is not None:
-        return {span.assignment: span.offsets[-1] + 1 for span in bulk.spans}
+        return {span.assignment: span.end for span in bulk.spans}
     return {record.assignment: record.next_offset for record in records}
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+from processor import Unavailable
 from processor.errors import Halt
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
@@ -225,3 +230,130 @@ async def test_partition_that_has_to_halt_does_not_take_the_others_with_it(bench
         b.send([Sent({"what": "later"}, id="later", partition=1)])
         await b.done_with(1)
     assert await b.effects() == ["p0", "p1", "q1.0", "q1.1", "q1.2", "later"]
+
+
+@pytest.mark.parametrize("outcome", ["committed", "aborted"])
+async def test_markers_and_aborted_records_that_expired_unread_halt_nothing(bench: MakeBench, outcome: str) -> None:
+    b = bench()
+    b.send(sent(0, 2))
+    with transaction(b, outcome) as producer:
+        producer.produce(b.input, b'{"what": "w2"}', b"k", headers={"type": b"T", "message-id": b"m2"})
+    await b.run_until_done()  # up to the end of the log, which is behind the marker
+    done = words(0, 3 if outcome == "committed" else 2)
+    assert await b.effects() == done
+    (end,) = b.ends().values()
+    next(iter(b.admin.delete_records([TopicPartition(b.input, 0, end)]).values())).result(SECONDS)
+    b.send(sent(5, 6))
+    await b.run_until_done()
+    assert said(b) == await b.effects() == [*done, "w5"]
+
+
+async def test_positions_move_past_markers_once_and_then_not_before_some_time_or_the_stop(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+    moves: list[Any] = []
+    idle: list[bool] = []
+    async with b.running():
+        loop = b.engines[0]._loop
+        add, mark_sent = loop._publications.add, loop._mark_sent
+
+        def count_moves(batch: Any, **more: Any) -> None:
+            moves.extend(share for share in batch.shares.values() if share.outputs is None)
+            add(batch, **more)
+
+        async def count_idle() -> None:
+            idle.append(True)
+            await mark_sent()
+
+        monkeypatch.setattr(loop._publications, "add", count_moves)
+        monkeypatch.setattr(loop, "_mark_sent", count_idle)
+        for name in ("m0", "m1"):
+            with transaction(b, "committed") as producer:
+                producer.produce(b.input, b'{"what": "w"}', b"k", headers={"type": b"T", "message-id": name.encode()})
+            end = b.ends()[0]
+            await b.until(lambda end=end: [end] == [a.empty.stop for a in loop._source.owned()], "read")  # type: ignore[misc]
+            idle.clear()
+            await b.until(lambda: len(idle) == 3, "idle for some time")
+            assert len(moves) == 1, "by no transaction of its own for the second marker, nor for every idle second"
+        assert b.committed()[0] < end
+    assert len(moves) == 2, "what was left is done at the stop"
+    assert b.committed()[0] == end
+
+
+@contextmanager
+def transaction(bench: Bench, outcome: str) -> Iterator[Producer]:
+    """Of somebody upstream."""
+    producer = Producer({"bootstrap.servers": bench.bootstrap_servers, "transactional.id": bench.input, "log_level": 0})
+    producer.init_transactions(SECONDS)
+    producer.begin_transaction()
+    yield producer
+    producer.flush(SECONDS)
+    if outcome == "committed":
+        producer.commit_transaction(SECONDS)
+    else:
+        producer.abort_transaction(SECONDS)
+
+
+async def test_late_error_about_another_offset_than_the_one_to_be_read_halts_nothing(
+    bench: MakeBench, logs: list[Any]
+) -> None:
+    b = bench()
+    b.send(sent(0, 3))
+    async with b.running():
+        source = b.engines[0]._source
+        await b.done()
+        (assignment,) = source.owned()
+        next(iter(b.admin.delete_records([TopicPartition(b.input, 0, 2)]).values())).result(SECONDS)
+        late = LateErrors(source._consumer)
+        source._consumer = late  # type: ignore[assignment]
+        source.begin(assignment, 0)
+        await b.until(lambda: late.errors, "the log does not hold that offset")
+        source.begin(assignment, 3)
+        b.send(sent(3, 4))
+        await b.until(lambda: handlers.calls["m3"], "read where it is to be read")
+        late.deliver.set()
+        await b.until(lambda: not late.errors, "delivered at last")
+        b.send(sent(4, 6))
+        await b.done()
+    assert said(b) == await b.effects() == words(0, 6)
+    assert not events(logs, "partition_halted")
+
+
+class LateErrors:
+    """A consumer whose errors come when they are asked for."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.errors: list[Message] = []
+        self.deliver = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def poll(self, seconds: float) -> Message | None:
+        if self.errors and self.deliver.is_set():
+            return self.errors.pop()
+        message = self._consumer.poll(seconds)
+        error = message and message.error()
+        if message is not None and error and error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self.errors.append(message)
+            return None
+        return message
+
+
+async def test_records_that_expire_while_their_partition_waits_halt_that_one_and_no_other(
+    bench: MakeBench, logs: list[Any]
+) -> None:
+    b = bench("planned", partitions=2)
+    handlers.plans["m0"] = repeat(Unavailable("down", after=0.1))
+    b.send(sent(0, 3))
+    async with b.running():
+        await b.until(lambda: handlers.calls["m0"], "it waits")
+        next(iter(b.admin.delete_records([TopicPartition(b.input, 0, 3)]).values())).result(SECONDS)
+        await b.until(lambda: events(logs, "partition_halted"), "nothing left to be tried again")
+        b.send([Sent({"what": "other"}, id="other", partition=1)])
+        await b.done_with(1)
+    (halted,) = events(logs, "partition_halted")
+    assert (halted["partition"], "expired" in halted["reason"]) == (f"{b.input}[0]", True)
+    assert await b.effects() == ["other"]
