@@ -56,6 +56,8 @@ SOURCES = """
 # `->>` fails on a text that has \u0000 anywhere; json, unlike jsonb, can hold it, and errors do.
 _ERROR = r"""(CASE WHEN strpos(error::text, '\u0000') = 0 THEN error
               ELSE regexp_replace(error::text, '(?<!\\)((\\\\)*)\\u0000', '\1', 'g')::json END)"""
+# What another payload has the id of is not processed because somebody sends everything once more.
+_COLLIDED = f"(status = 'failed' AND coalesce({_ERROR} ->> 'reason', '') = 'collision')"
 _FAILED_AT = "coalesce(finished_at, first_failed_at, received_at)"
 
 # The first condition is implied by the second, but only as it stands does it lead to the index inbox_unfinished.
@@ -108,8 +110,9 @@ SCOPE = f"""
            coalesce(array_agg(DISTINCT parked_key) FILTER (WHERE parked_key IS NOT NULL), '{{}}') AS keys
     FROM (
         SELECT "offset", parked_key FROM inbox
-        WHERE source = ANY ($1::integer[]) AND {_MATCHES} AND (parked_key IS NOT NULL OR redriven_at IS NULL OR $10)
-        ORDER BY "offset", key LIMIT $11
+        WHERE source = ANY ($1::integer[]) AND {_MATCHES} AND (NOT {_COLLIDED} OR key = ANY ($10::uuid[]))
+              AND (parked_key IS NOT NULL OR redriven_at IS NULL OR $11)
+        ORDER BY "offset", key LIMIT $12
     ) AS matched
 """  # noqa: S608 - our constants
 
@@ -118,16 +121,22 @@ WAITING = f"""
     WHERE source = ANY ($1::integer[]) AND {_MATCHES} AND parked_key IS NULL AND redriven_at IS NOT NULL
 """  # noqa: S608 - our constants
 
+COLLISIONS = f"""
+    SELECT count(*) FROM inbox
+    WHERE source = ANY ($1::integer[]) AND {_MATCHES} AND {_COLLIDED} AND NOT key = ANY ($10::uuid[])
+"""  # noqa: S608 - our constants
+
 # Those that match; for parked keys, all that belongs to the key, whether it matches or not.
 _TO_SEND = f"""
     FROM inbox
     WHERE source = ANY ($1::integer[]) AND status <> 'completed' AND status IN ('failed', 'parked')
-      AND CASE WHEN parked_key IS NULL THEN "offset" <= $11 AND (redriven_at IS NULL OR $10) AND {_MATCHES}
-               ELSE parked_key = ANY ($12::bytea[]) AND (redriven_at IS NULL OR $10 OR {_PASSED_OVER}) END
+      AND (NOT {_COLLIDED} OR key = ANY ($10::uuid[]))
+      AND CASE WHEN parked_key IS NULL THEN "offset" <= $12 AND (redriven_at IS NULL OR $11) AND {_MATCHES}
+               ELSE parked_key = ANY ($13::bytea[]) AND (redriven_at IS NULL OR $11 OR {_PASSED_OVER}) END
 """
 COUNT_TO_SEND = f"SELECT count(*) {_TO_SEND}"
 PAGE_TO_SEND = f"""
-    SELECT {_NARROW} {_TO_SEND} AND ("offset", key) > ($13, $14) ORDER BY "offset", key LIMIT $15
+    SELECT {_NARROW} {_TO_SEND} AND ("offset", key) > ($14, $15) ORDER BY "offset", key LIMIT $16
 """
 
 PAGE_TO_DISCARD = f"""
@@ -139,8 +148,9 @@ PAGE_TO_DISCARD = f"""
 PAGE_OF_KEYS = f"""
     SELECT {_NARROW} FROM inbox
     WHERE source = $1 AND parked_key = ANY ($2::bytea[]) AND parked_key IS NOT NULL AND status IN ('failed', 'parked')
-      AND (redriven_at IS NULL OR $3 AND {_PASSED_OVER}) AND ("offset", key) > ($4, $5)
-    ORDER BY "offset", key LIMIT $6
+      AND (NOT {_COLLIDED} OR key = ANY ($3::uuid[]))
+      AND (redriven_at IS NULL OR $4 AND {_PASSED_OVER}) AND ("offset", key) > ($5, $6)
+    ORDER BY "offset", key LIMIT $7
 """  # noqa: S608 - our constants
 
 # The row's version tells later whether the service was faster than the delivery report.
@@ -175,11 +185,17 @@ HEADS = f"""
     SELECT k.source, k.parked_key, head.*
     FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
     CROSS JOIN LATERAL (
-        SELECT key, status::text, message_id, redriven_at, xmin::text AS version, {_PASSED_OVER} AS passed_over
+        SELECT key, status::text, message_id, redriven_at, xmin::text AS version, {_PASSED_OVER} AS passed_over,
+               {_COLLIDED} AS collided
         FROM inbox
         WHERE inbox.source = k.source AND inbox.parked_key = k.parked_key AND inbox.parked_key IS NOT NULL
         ORDER BY "offset" LIMIT 1
     ) AS head
+"""  # noqa: S608 - our constants
+# What has become of messages that were sent.
+STATES = f"""
+    SELECT key, xmin::text AS version, status::text, message_id, redriven_at, {_PASSED_OVER} AS passed_over
+    FROM inbox WHERE key = ANY ($1::uuid[])
 """  # noqa: S608 - our constants
 POSITIONS = "SELECT source, next_offset FROM ledger WHERE source = ANY ($1::integer[]) ORDER BY source"
 
@@ -206,6 +222,7 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     statuses: tuple[str, ...] = REPAIRABLE
+    despite_collision: bool = False  # of those that are named: process each as a message of its own
 
     def is_given(self) -> bool:
         return replace(self, statuses=REPAIRABLE) != Filter()
@@ -216,6 +233,11 @@ class Filter:
         keys = [key_of(id_).hex() for id_ in self.ids] or None
         matched = [keys, self.key, self.type, self.error_class, self.reason, self.since, self.until]
         return [list(sources), list(self.statuses), *matched]
+
+    def allowed(self, consumer: str) -> list[str]:
+        """Keys of collisions that may be sent."""
+        key_of = identity.inbox_key(consumer)
+        return [key_of(id_).hex() for id_ in self.ids] if self.despite_collision else []
 
 
 @dataclass(slots=True)
@@ -241,16 +263,22 @@ class Outcome:
 
     total: int = 0
     sent: int = 0
+    followed: bool = False  # whether it is known what has become of those
+    completed: int = 0
+    parked: int = 0  # wait again
+    left: int = 0  # the service has not come to them yet
     keys: int = 0
     keys_left: int = 0
+    collisions: int = 0  # that match, and were left alone
     failed_again: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)  # collisions that keep a key parked
     passed_over: list[str] = field(default_factory=list)
     stalled: bool = False
     interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        return not (self.failed_again or self.passed_over or self.stalled)
+        return not (self.failed_again or self.held or self.passed_over or self.stalled)
 
 
 class Watcher(Protocol):
@@ -263,7 +291,7 @@ class Watcher(Protocol):
         """A chunk is in Kafka and marked."""
 
     def waiting(self, outcome: Outcome) -> None:
-        """All is sent; some keys are not free yet."""
+        """All is sent; some messages are not processed yet, or keys not free."""
 
 
 def moment(text: str, now: datetime) -> datetime:
@@ -352,13 +380,14 @@ async def plan(
 ) -> list[Scope]:
     """What a redrive would send, partition by partition. `limit` counts matches; a parked key is taken as a whole."""
     scopes = []
+    allowed = wanted.allowed(consumer)
     for source, partition in (await _partitions(db, consumer, wanted)).items():
         arguments = wanted.arguments(consumer, [source])
-        found = await db.fetchrow(SCOPE, *arguments, again, limit)
+        found = await db.fetchrow(SCOPE, *arguments, allowed, again, limit)
         assert found is not None
         if limit is not None:
             limit -= found["matched"]
-        arguments += [again, -1 if found["last"] is None else found["last"], found["keys"]]
+        arguments += [allowed, again, -1 if found["last"] is None else found["last"], found["keys"]]
         total = await db.fetchval(COUNT_TO_SEND, *arguments)
         if total or found["keys"]:
             scopes.append(Scope(source, partition, arguments, found["keys"], total))
@@ -369,6 +398,14 @@ async def waiting(db: Connection[Row], consumer: str, wanted: Filter) -> int:
     """How many of the matching ones were sent already and not processed yet."""
     partitions = await _partitions(db, consumer, wanted)
     found: int = await db.fetchval(WAITING, *wanted.arguments(consumer, partitions))
+    return found
+
+
+async def collisions(db: Connection[Row], consumer: str, wanted: Filter) -> int:
+    """How many of the matching ones a redrive leaves alone."""
+    partitions = await _partitions(db, consumer, wanted)
+    arguments = [*wanted.arguments(consumer, partitions), wanted.allowed(consumer)]
+    found: int = await db.fetchval(COLLISIONS, *arguments)
     return found
 
 
@@ -464,17 +501,19 @@ def producer_config(settings: KafkaSettings, consumer: str) -> dict[str, Any]:
 
 
 class Redrive:
-    """Sends a plan's messages; for parked keys goes on until they are free."""
+    """Sends a plan's messages and sees what becomes of them; for parked keys goes on until they are free."""
 
     def __init__(
         self,
         db: Connection[Row],
         sender: Sender,
         scopes: Sequence[Scope],
+        allowed: Sequence[str],
         by: str,
         stop: asyncio.Event,
         watcher: Watcher,
     ) -> None:
+        self._allowed = allowed  # keys of collisions
         self._db = db
         self._sender = sender
         self._scopes = scopes
@@ -483,11 +522,13 @@ class Redrive:
         self._watcher = watcher
         self._partitions = {scope.source: scope.partition for scope in scopes}
         self._keys = {(scope.source, key) for scope in scopes for key in scope.keys}
-        self._sends: dict[UUID, int] = {}  # of the messages of parked keys
+        self._sends: dict[UUID, int] = {}
+        self._open: set[UUID] = set()  # those that the service has not come to yet, as far as is known
+        self._in_keys: set[UUID] = set()
         self.outcome = Outcome(total=sum(scope.total for scope in scopes), keys=len(self._keys))
 
     async def run(self, timeout_seconds: float | None) -> Outcome:
-        """`timeout_seconds`: how long nothing may move while parked keys are waited for; None: do not wait."""
+        """`timeout_seconds`: how long nothing may move while the service is waited for; None: do not wait."""
         self._watcher.begin(self.outcome.total)
         await self._sender.check(self._partitions.values())
         async for scope, page in to_send(self._db, self._scopes):
@@ -495,7 +536,7 @@ class Redrive:
             if self._stop.is_set():
                 break
         if timeout_seconds is not None and not self._stop.is_set():
-            await self._free_keys(timeout_seconds)
+            await self._follow(timeout_seconds)
         self.outcome.keys_left = len(await _heads(self._db, self._keys))
         self.outcome.interrupted = self._stop.is_set()
         return self.outcome
@@ -508,12 +549,11 @@ class Redrive:
             sent_at = datetime.now(UTC)
             delivered, error = await self._sender.send(partition, rows)
             await self._mark([row for row in rows if row["key"] in delivered], delivered, sent_at)
-            self._sends |= {
-                row["key"]: self._sends.get(row["key"], 0) + 1
-                for row in chunk
-                if row["parked_key"] is not None and row["key"] in delivered
-            }
-            self.outcome.sent += len(delivered)
+            self._sends |= {key: self._sends.get(key, 0) + 1 for key in delivered}
+            in_keys = {row["key"] for row in chunk if row["parked_key"] is not None}
+            self._in_keys |= in_keys & delivered.keys()
+            self._open |= delivered.keys() - in_keys
+            self.outcome.sent = len(self._sends)
             self._watcher.sent(self.outcome)
             if error:
                 raise SetupError(f"{error}; {self.outcome.sent} sent and marked; run the command again for the rest")
@@ -524,42 +564,72 @@ class Redrive:
             events = [_event({**event, "offset": offsets[row["key"]]}, sent_at) for row in rows]
             await self._db.execute(MARK, [row["key"] for row in rows], [row["version"] for row in rows], events)
 
-    async def _free_keys(self, timeout_seconds: float) -> None:
+    async def _follow(self, timeout_seconds: float) -> None:
+        """Until the service has come to all that was sent, and every key is free or stuck."""
         keys = set(self._keys)
         seen: Any = None
         moved = time.monotonic()
         interval = POLL_SECONDS[0]
-        while keys and not self._stop.is_set():
-            sources = sorted({source for source, _ in keys})
-            positions = [tuple(row) for row in await self._db.fetch(POSITIONS, sources)]
+        while (keys or self._open) and not self._stop.is_set():
+            positions = [tuple(row) for row in await self._db.fetch(POSITIONS, list(self._partitions))]
             heads = await _heads(self._db, keys)
             keys &= heads.keys()
             stuck, passed_over = self._judge(heads)
             keys -= stuck
-            sent = self.outcome.sent
             await self._send_more(keys & passed_over, passed_over=True)
             await self._send_more(keys - passed_over, passed_over=False)
-            state = (positions, {(head["key"], head["version"]) for head in heads.values()})
-            if state != seen or self.outcome.sent > sent:
+            touched = await self._settle() | {(head["key"], head["version"]) for head in heads.values()}
+            state = (positions, touched, sum(self._sends.values()))
+            if state != seen:
                 seen, moved, interval = state, time.monotonic(), POLL_SECONDS[0]
             elif time.monotonic() - moved > timeout_seconds:
                 self.outcome.stalled = True
-                return
-            if keys:
-                self.outcome.keys_left = len(keys)
+                break
+            if keys or self._open:
+                self.outcome.left, self.outcome.keys_left = len(self._open), len(keys)
                 self._watcher.waiting(self.outcome)
                 await _pause(self._stop, interval)
                 interval = min(2 * interval, POLL_SECONDS[1])
+        self._open |= self._in_keys
+        await self._settle()
+        self.outcome.followed = True
+        self.outcome.left = len(self._open)
+
+    async def _settle(self) -> set[tuple[UUID, str]]:
+        """Count what the service has come to an end with; gives the versions of the rows that are left."""
+        left = set()
+        for keys in _batched(list(self._open), PAGE_ROWS):
+            rows = {row["key"]: row for row in await self._db.fetch(STATES, keys)}
+            for key in keys:
+                row = rows.get(key)
+                waits = row is not None and row["redriven_at"] is not None and not row["passed_over"]
+                if row is None or row["status"] == "completed":
+                    self.outcome.completed += 1
+                elif row["status"] == "failed" and row["redriven_at"] is None:
+                    self.outcome.failed_again.append(row["message_id"])
+                elif row["status"] in REPAIRABLE and not waits:
+                    if row["status"] == "parked" or key in self._in_keys:
+                        self.outcome.parked += 1
+                    else:
+                        self.outcome.passed_over.append(row["message_id"])
+                elif row["status"] != "discarded":
+                    left.add((key, row["version"]))
+                    continue
+                self._open.discard(key)
+        return left
 
     def _judge(self, heads: dict[tuple[int, bytes], Row]) -> tuple[set[tuple[int, bytes]], set[tuple[int, bytes]]]:
         """Keys of which nothing more can be hoped for, and those whose first message has to be sent again."""
         stuck, passed_over = set(), set()
         for place, head in heads.items():
             sends = self._sends.get(head["key"], 0)
+            if head["collided"] and head["key"].hex not in self._allowed:
+                self.outcome.held.append(head["message_id"])
+                stuck.add(place)
+                continue
             if head["status"] not in REPAIRABLE or (head["redriven_at"] is not None and not head["passed_over"]):
                 continue
             if sends and head["status"] == "failed" and head["redriven_at"] is None:
-                self.outcome.failed_again.append(head["message_id"])
                 stuck.add(place)
             elif sends >= SENDS:
                 self.outcome.passed_over.append(head["message_id"])
@@ -572,7 +642,7 @@ class Redrive:
         """What has come since; what came before its turn is sent again only when its turn has come."""
         for source in sorted({source for source, _ in places}):
             keys = [key for at, key in places if at == source]
-            async for page in _pages(self._db, PAGE_OF_KEYS, [source, keys, passed_over]):
+            async for page in _pages(self._db, PAGE_OF_KEYS, [source, keys, self._allowed, passed_over]):
                 rows = [row for row in page if passed_over or row["key"] not in self._sends]
                 await self._send(self._partitions[source], rows)
 
@@ -594,6 +664,10 @@ async def _heads(db: Connection[Row], keys: Iterable[tuple[int, bytes]]) -> dict
     places = list(keys)
     rows = await db.fetch(HEADS, [source for source, _ in places], [key for _, key in places])
     return {(row["source"], row["parked_key"]): row for row in rows}
+
+
+def _batched(keys: list[UUID], size: int) -> Iterator[list[UUID]]:
+    return (keys[start : start + size] for start in range(0, len(keys), size))
 
 
 def _chunks(rows: Sequence[Row], max_rows: int) -> Iterator[list[Row]]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,8 @@ EPILOG = (
 )
 # A JSON document is read into memory by whoever gets it.
 DRY_RUN_MESSAGES = 1000
+# More are counted only; `dlq list` has them all.
+IDS_SHOWN = 10
 
 app = typer.Typer(
     name="dlq",
@@ -164,6 +167,13 @@ def redrive(
     again: Annotated[
         bool, typer.Option("--again", help="Also those that were sent already and are not processed yet.")
     ] = False,
+    despite_collision: Annotated[
+        bool,
+        typer.Option(
+            "--despite-collision",
+            help="Only with --id: process these although their id was another message's first, each as one of its own.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be sent.")] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Send at most so many; of a parked key, all that belongs to it.")
@@ -171,7 +181,9 @@ def redrive(
     rate: Annotated[float | None, typer.Option(min=0.001, help="Messages per second.")] = None,
     wait: Annotated[
         bool,
-        typer.Option("--wait/--no-wait", help="Go on until the service has processed what waits behind parked keys."),
+        typer.Option(
+            "--wait/--no-wait", help="Wait until the service has processed what was sent, and say how it went."
+        ),
     ] = True,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without any progress of the service after which waiting ends.")
@@ -181,12 +193,15 @@ def redrive(
     """Send messages once more through the input topic, with their bytes and their ids.
 
     Needs no record in Kafka: the inbox has it. A message that fails again is failed again. May be interrupted
-    and run again at any time: what was processed is not processed twice.
+    and run again at any time: what was processed is not processed twice. Collisions are left alone unless named.
     """
     from processor import dlq
 
     wanted = _filter(ids, key, key_hex, type_, class_, reason, topic, partition, since, until)
     _require_choice(wanted, all_)
+    if despite_collision and not ids:
+        raise dlq.WrongUse("--despite-collision is for messages that are named: give their --id")
+    wanted = replace(wanted, despite_collision=despite_collision)
     settings = config.load(config_file)
 
     async def preview() -> None:
@@ -199,10 +214,13 @@ def redrive(
         with _display(quiet=as_json) as watcher, _stopped_by_signals() as stop:
             async with dlq.opened(settings) as db:
                 scopes = await dlq.plan(db, settings.consumer, wanted, again=again, limit=limit)
+                left = await dlq.collisions(db, settings.consumer, wanted)
                 if not scopes:
-                    return dlq.Outcome(), await dlq.waiting(db, settings.consumer, wanted)
+                    return dlq.Outcome(collisions=left), await dlq.waiting(db, settings.consumer, wanted)
                 sender = dlq.Sender(settings.kafka, settings.consumer, rate, stop)
-                doing = dlq.Redrive(db, sender, scopes, _user(), stop, watcher)
+                allowed = wanted.allowed(settings.consumer)
+                doing = dlq.Redrive(db, sender, scopes, allowed, _user(), stop, watcher)
+                doing.outcome.collisions = left
                 return await doing.run(timeout if wait else None), 0
 
     if dry_run:
@@ -401,7 +419,7 @@ class Lines(Silent):
     def waiting(self, outcome: Outcome) -> None:
         if not self._waits:
             self._waits = True
-            typer.echo(f"waiting for the service to process {_keys(outcome.keys_left)}", err=True)
+            typer.echo(f"waiting for the service to process {_left(outcome)}", err=True)
 
 
 class Bar:
@@ -418,7 +436,7 @@ class Bar:
         self._progress.update(self._task, completed=outcome.sent, total=max(outcome.sent, outcome.total))
 
     def waiting(self, outcome: Outcome) -> None:
-        self._progress.update(self._task, description=f"sent; waiting for {_keys(outcome.keys_left)}")
+        self._progress.update(self._task, description=f"sent; waiting for {_left(outcome)}")
 
 
 @contextmanager
@@ -434,6 +452,11 @@ def _display(*, quiet: bool) -> Iterator[Watcher]:
 
 def _keys(number: int) -> str:
     return f"{number} parked key{'s' if number != 1 else ''}"
+
+
+def _left(outcome: Outcome) -> str:
+    messages = f"{outcome.left} message{'s' if outcome.left != 1 else ''}" if outcome.left else ""
+    return " and ".join(filter(None, (messages, _keys(outcome.keys_left) if outcome.keys_left else "")))
 
 
 async def _preview(scopes: list[Scope], pages: Any) -> None:
@@ -465,10 +488,13 @@ def _outcome_as_json(outcome: Outcome, waiting: int) -> dict[str, Any]:
     return {
         "ok": outcome.ok and not outcome.interrupted,
         "sent": outcome.sent,
+        "completed": outcome.completed if outcome.followed else None,
         "sent_before": waiting,
         "keys": outcome.keys,
         "keys_still_parked": outcome.keys_left,
+        "collisions": outcome.collisions,
         "failed_again": outcome.failed_again,
+        "held_by_collisions": outcome.held,
         "passed_over": outcome.passed_over,
         "stalled": outcome.stalled,
         "interrupted": outcome.interrupted,
@@ -484,15 +510,15 @@ def _print_outcome(outcome: Outcome, waiting: int, timeout: float, *, waited: bo
         return
     if not outcome.sent and not outcome.keys:
         sent_before = f"; {waiting} were sent already, which --again repeats" if waiting else ""
-        typer.echo(f"nothing to send: no failed or parked message matches{sent_before}")
+        others = "other " if outcome.collisions else ""
+        typer.echo(f"nothing to send: no {others}failed or parked message matches{sent_before}")
+        _print_collisions(outcome)
         return
-    typer.echo(f"sent {outcome.sent}")
-    for id_ in outcome.failed_again:
-        typer.echo(
-            f"failed again: {_safe(id_)}; its key stays parked: processor dlq show CONFIG {_safe(id_)}", err=True
-        )
-    for id_ in outcome.passed_over:
-        typer.echo(f"not taken by the service: {_safe(id_)}; its log says why", err=True)
+    typer.echo(f"{outcome.sent} sent" + (f": {_became(outcome)}" if outcome.followed else ""))
+    _print_collisions(outcome)
+    _print_ids("failed again", outcome.failed_again, "processor dlq show CONFIG ID tells why")
+    _print_ids("not taken by the service", outcome.passed_over, "its log says why")
+    _print_ids("a collision keeps its key parked", outcome.held, "discard it, or redrive it with --despite-collision")
     if outcome.stalled:
         typer.echo(
             f"nothing has moved for {timeout:g} s: the service seems not to be running; what was sent is processed"
@@ -503,6 +529,29 @@ def _print_outcome(outcome: Outcome, waiting: int, timeout: float, *, waited: bo
         typer.echo(f"not waiting: {_keys(outcome.keys_left)} not free yet; run the command again to free them all")
     elif outcome.keys and outcome.ok:
         typer.echo(f"freed {_keys(outcome.keys)}")
+
+
+def _became(outcome: Outcome) -> str:
+    parts = [f"{outcome.completed} completed", f"{len(outcome.failed_again)} failed again"]
+    parts += [f"{outcome.parked} parked still"] if outcome.parked else []
+    parts += [f"{outcome.left} not processed yet"] if outcome.left else []
+    return ", ".join(parts)
+
+
+def _print_collisions(outcome: Outcome) -> None:
+    if outcome.collisions:
+        typer.echo(
+            f"left alone: {outcome.collisions} with the id of another message; look at each with `processor dlq show`,"
+            " then discard it, or redrive it with --id and --despite-collision",
+            err=True,
+        )
+
+
+def _print_ids(what: str, ids: list[str], hint: str) -> None:
+    for id_ in ids[:IDS_SHOWN]:
+        typer.echo(f"{what}: {_safe(id_)}; {hint}", err=True)
+    if len(ids) > IDS_SHOWN:
+        typer.echo(f"{what}: {len(ids) - IDS_SHOWN} more", err=True)
 
 
 def _print_table(messages: list[dict[str, Any]]) -> None:

@@ -95,6 +95,9 @@ async def test_collision_parks_its_key_for_the_rest_of_its_batch(bench: MakeBenc
         assert await statuses(b) == {collided: "failed", "K2": "parked", "K3": "parked"}
         assert json.loads((await b.inbox())[collided]["error"])["reason"] == "collision"
         code, told = await redrive(b, "--key", "K")
+        assert (code, f"a collision keeps its key parked: {collided}" in told) == (1, True), told
+        assert await b.effects() == ["K1", "A1"]
+        code, told = await redrive(b, "--id", collided, "--despite-collision")
         assert code == 0, told
         await b.done()
     assert await b.effects() == ["K1", "A1", "another", "K2", "K3"]

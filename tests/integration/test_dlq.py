@@ -25,11 +25,13 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from processor import dlq, identity
+from processor import Reject, Retry, dlq, identity
 from processor.dlq import Filter
 from tests.conftest import Topics, unique
-from tests.support import command, sql
-from tests.support.deployments import write
+from tests.integration.conftest import MakeBench
+from tests.support import command, handlers, sql
+from tests.support.bench import Sent
+from tests.support.deployments import PROJECT, write
 from tests.support.servers import Servers
 from tests.support.waiting import eventually
 
@@ -111,6 +113,10 @@ class Shop:
         done = self.dlq(verb, *arguments, "--json")
         assert done.stderr == ""
         return json.loads(done.stdout)
+
+    def send(self, *arguments: str) -> Any:
+        """Redrive without a service that could take anything."""
+        return self.json("redrive", *arguments, "--no-wait")
 
     def ids(self, *filters: str) -> list[str]:
         return [message["id"] for message in self.json("list", *filters)["messages"]]
@@ -309,8 +315,8 @@ def test_redrive_sends_the_record_as_it_came_and_marks_the_row(shop: Shop) -> No
     shop.row("null", 3, key=None, payload=None)
     shop.row("empty", 4, key=b"", payload=b"")
     shop.row("ünï", 1, partition=1, payload="ö".encode())
-    done = shop.dlq("redrive", "--all")
-    assert (done.returncode, done.stdout) == (0, "sent 4\n"), done.stderr
+    done = shop.dlq("redrive", "--all", "--no-wait")
+    assert (done.returncode, done.stdout) == (0, "4 sent\n"), done.stderr
 
     sent = [(m.partition(), redrive_id(m), m.key(), m.value()) for m in shop.records()]
     assert [one for one in sent if one[0] == 0] == [
@@ -340,12 +346,12 @@ def test_redrive_sends_the_record_as_it_came_and_marks_the_row(shop: Shop) -> No
 def test_what_was_sent_is_sent_once_more_only_if_asked(shop: Shop) -> None:
     shop.row("a", 1)
     shop.row("b", 2, type_="B")
-    assert shop.json("redrive", "--type", "T")["sent"] == 1
-    assert shop.json("redrive", "--all")["sent"] == 1
-    none = shop.json("redrive", "--all")
+    assert shop.send("--type", "T")["sent"] == 1
+    assert shop.send("--all")["sent"] == 1
+    none = shop.send("--all")
     assert (none["sent"], none["sent_before"]) == (0, 2)
     assert "--again" in shop.dlq("redrive", "--all").stdout
-    assert shop.json("redrive", "--id", "a", "--again")["sent"] == 1
+    assert shop.send("--id", "a", "--again")["sent"] == 1
     assert sent_ids(shop) == ["a", "b", "a"]
 
 
@@ -353,9 +359,9 @@ def test_limit_counts_over_all_partitions(shop: Shop) -> None:
     for offset in range(3):
         shop.row(f"p0-{offset}", offset)
         shop.row(f"p1-{offset}", offset, partition=1)
-    assert shop.json("redrive", "--all", "--limit", "4")["sent"] == 4
+    assert shop.send("--all", "--limit", "4")["sent"] == 4
     assert sorted(sent_ids(shop)) == ["p0-0", "p0-1", "p0-2", "p1-0"]
-    assert shop.json("redrive", "--all", "--limit", "4")["sent"] == 2
+    assert shop.send("--all", "--limit", "4")["sent"] == 2
 
 
 def test_dry_run_changes_nothing(shop: Shop) -> None:
@@ -374,7 +380,7 @@ def test_dry_run_changes_nothing(shop: Shop) -> None:
 def test_many_messages_go_page_by_page_in_order(shop: Shop) -> None:
     number = dlq.PAGE_ROWS + 2 * dlq.CHUNK_ROWS + 1
     shop.many(number)
-    assert shop.json("redrive", "--all")["sent"] == number
+    assert shop.send("--all")["sent"] == number
     assert [m.value() for m in shop.records()] == [f"m{n}".encode() for n in range(number)]
     assert shop.redriven() == number
 
@@ -387,12 +393,12 @@ def test_redrive_killed_in_the_middle_and_run_again_loses_nothing(shop: Shop) ->
     assert process.wait(30) == -signal.SIGKILL
     marked = shop.redriven()
     assert 0 < marked < 200
-    assert shop.json("redrive", "--all")["sent"] == 200 - marked
+    assert shop.send("--all")["sent"] == 200 - marked
     records = sent_ids(shop)
     assert set(records) == {f"m{n}" for n in range(200)}
     assert records.index("m0") == 0
     assert shop.redriven() == 200
-    assert shop.json("redrive", "--all")["sent"] == 0
+    assert shop.send("--all")["sent"] == 0
 
 
 def test_interrupted_redrive_marks_what_it_sent_and_says_how_far_it_got(shop: Shop) -> None:
@@ -446,6 +452,77 @@ async def test_row_that_the_service_failed_again_in_the_meantime_does_not_count_
     after = shop.stored("a")
     assert after["redriven_at"] is None
     assert orjson.loads(after["history"])[-1] == {"event": "redriven"}
+
+
+# --- what became of it ---
+
+
+async def test_redrive_says_how_many_were_completed_and_how_many_failed_again(bench: MakeBench) -> None:
+    b = bench()
+    handlers.failing |= {"m0", "m1"}
+    b.send([Sent({"what": f"m{n}"}, id=f"m{n}") for n in range(2)])
+    async with b.running():
+        await b.done()
+        handlers.failing.remove("m0")
+        done = await command.processor_beside(PROJECT, "dlq", "redrive", str(b.config), "--all")
+        assert (done.returncode, done.stdout) == (1, "2 sent: 1 completed, 1 failed again\n"), done.stderr
+        assert "failed again: m1; processor dlq show" in done.stderr
+        handlers.failing.clear()
+        done = await command.processor_beside(PROJECT, "dlq", "redrive", str(b.config), "--id", "m1", "--json")
+        told = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (told["ok"], told["sent"], told["completed"], told["failed_again"]) == (True, 1, 1, [])
+    assert await b.effects() == ["m0", "m1"]
+
+
+async def test_redrive_waits_for_a_message_that_is_tried_several_times(bench: MakeBench) -> None:
+    b = bench("planned", retry={"attempts": 3})
+    handlers.plans["m"] = iter([Reject("at first"), Retry("", after=0.3), Retry("", after=0.3)])
+    b.send([Sent({"what": "m"}, id="m")])
+    async with b.running():
+        await b.done()
+        done = await command.processor_beside(PROJECT, "dlq", "redrive", str(b.config), "--all")
+    assert (done.returncode, done.stdout) == (0, "1 sent: 1 completed, 0 failed again\n"), done.stderr
+    assert handlers.calls["m"] == 4
+
+
+def test_redrive_without_a_service_waits_no_longer_than_it_may_and_not_at_all_if_told_so(shop: Shop) -> None:
+    shop.row("a", 1)
+    shop.row("b", 2)
+    done = shop.dlq("redrive", "--id", "a", "--timeout", "0.5")
+    assert (done.returncode, done.stdout) == (1, "1 sent: 0 completed, 0 failed again, 1 not processed yet\n")
+    assert "nothing has moved for 0.5 s" in done.stderr
+    done = shop.dlq("redrive", "--id", "b", "--no-wait")
+    assert (done.returncode, done.stdout) == (0, "1 sent\n")
+
+
+async def test_collision_is_redriven_only_by_name_and_if_the_operator_says_that_it_is_one(bench: MakeBench) -> None:
+    b = bench()
+
+    async def redrive(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return await command.processor_beside(PROJECT, "dlq", "redrive", str(b.config), *arguments)
+
+    (*_, second, third) = b.send([Sent({"what": what}, id="m") for what in ("one", "two", "three")])
+    collisions = [f"m~{b.input}:0:{place.offset}" for place in (second, third)]
+    async with b.running():
+        await b.done()
+        for choice in (("--all",), ("--reason", "collision"), ("--id", collisions[0])):
+            done = await redrive(*choice)
+            assert (done.returncode, done.stdout) == (0, "nothing to send: no other failed or parked message matches\n")
+            assert f"left alone: {1 if choice[0] == '--id' else 2} with the id of another message" in done.stderr
+        done = await redrive("--all", "--despite-collision")
+        assert done.returncode == 2
+        assert await b.effects() == ["one"]
+        done = await redrive("--id", collisions[0], "--despite-collision")
+        assert (done.returncode, done.stdout) == (0, "1 sent: 1 completed, 0 failed again\n"), done.stderr
+        await b.done()
+    assert await b.effects() == ["one", "two"]
+    rows = await b.inbox()
+    assert {id_: row["status"] for id_, row in rows.items()} == {
+        "m": "completed",
+        collisions[0]: "completed",
+        collisions[1]: "failed",
+    }
 
 
 # --- parked keys ---
@@ -503,7 +580,7 @@ def test_parked_key_is_sent_as_a_whole_and_followed_until_it_is_free(shop: Shop,
     process = shop.start("redrive", "--id", "m4")
     assert [service.next() for _ in range(3)] == ["m3", "m4", "m5"]
     stdout, stderr = process.communicate(timeout=30)
-    assert (process.returncode, stdout) == (0, "sent 3\nfreed 1 parked key\n"), stderr
+    assert (process.returncode, stdout) == (0, "3 sent: 3 completed, 0 failed again\nfreed 1 parked key\n"), stderr
     assert service.applied == ["m3", "m4", "m5"]
 
 
@@ -532,7 +609,7 @@ def test_head_that_fails_again_ends_it_and_leaves_the_rest_parked(shop: Shop, se
 def test_message_that_came_before_its_turn_is_sent_again_when_it_has_come(shop: Shop, service: Service) -> None:
     shop.row("m3", 3, parked_key=b"k")
     park(shop, 4)
-    assert shop.json("redrive", "--key", "k", "--no-wait")["keys_still_parked"] == 1
+    assert shop.send("--key", "k")["keys_still_parked"] == 1
     assert service.next(fails=True) == "m3"
     assert service.next() == "m4", "passed over"
     process = shop.start("redrive", "--key", "k")
@@ -543,10 +620,10 @@ def test_message_that_came_before_its_turn_is_sent_again_when_it_has_come(shop: 
 
 def test_row_that_the_service_went_past_without_touching_it_is_sent_again(shop: Shop, service: Service) -> None:
     shop.row("m3", 3, parked_key=b"k")
-    assert shop.json("redrive", "--key", "k", "--no-wait")["sent"] == 1
-    assert shop.json("redrive", "--key", "k", "--no-wait")["sent"] == 0, "it is on its way"
+    assert shop.send("--key", "k")["sent"] == 1
+    assert shop.send("--key", "k")["sent"] == 0, "it is on its way"
     sql.execute(shop.database, "UPDATE ledger SET next_offset = 1 WHERE source = $1", shop.sources[0])
-    assert shop.json("redrive", "--key", "k", "--no-wait")["sent"] == 1
+    assert shop.send("--key", "k")["sent"] == 1
 
 
 def test_service_that_does_not_run_is_told_after_the_timeout(shop: Shop) -> None:
@@ -601,10 +678,10 @@ def test_on_a_terminal_there_are_a_table_and_a_progress_bar(shop: Shop) -> None:
     assert code == 0
     assert "┏━━━━┳" in shown
     assert "\x1b[31mfailed" in shown
-    code, shown = on_terminal(shop, "", "redrive", "--all")
+    code, shown = on_terminal(shop, "", "redrive", "--all", "--no-wait")
     assert (code, shop.redriven()) == (0, 5)
     assert "5/5" in shown
-    assert shown.rstrip().endswith("sent 5")
+    assert shown.rstrip().endswith("5 sent")
 
 
 def on_terminal(shop: Shop, answer: str, verb: str, *arguments: str) -> tuple[int, str]:
@@ -669,19 +746,21 @@ async def test_statements_read_only_what_is_not_done(big: asyncpg.Connection[asy
             (dlq.LIST, [*wanted.arguments("c", [0, 1, 2, 3]), 100]),
             (dlq.COUNT, wanted.arguments("c", [0, 1, 2, 3])),
             (dlq.WAITING, arguments),
-            (dlq.SCOPE, [*arguments, False, None]),
-            (dlq.COUNT_TO_SEND, [*arguments, False, 100_000, keys]),
-            (dlq.PAGE_TO_SEND, [*arguments, False, 100_000, keys, *after, 1000]),
+            (dlq.SCOPE, [*arguments, some, False, None]),
+            (dlq.COLLISIONS, [*arguments, some]),
+            (dlq.COUNT_TO_SEND, [*arguments, some, False, 100_000, keys]),
+            (dlq.PAGE_TO_SEND, [*arguments, some, False, 100_000, keys, *after, 1000]),
             (dlq.PAGE_TO_DISCARD, [*arguments, *after, 1000]),
         ):
             assert await indexes(big, statement, values) <= {"inbox_unfinished", "inbox_pkey"}, statement
     for statement, values in (
         (dlq.HEADS, [[0, 0], keys]),
-        (dlq.PAGE_OF_KEYS, [0, keys, True, *after, 1000]),
+        (dlq.PAGE_OF_KEYS, [0, keys, some, True, *after, 1000]),
     ):
         assert await indexes(big, statement, values) == {"inbox_parked"}, statement
     for statement, values in (
         (dlq.LOAD, [some]),
+        (dlq.STATES, [some]),
         (dlq.MARK, [some, ["1"] * len(some), ["{}"] * len(some)]),
         (dlq.DISCARD, [some, "{}"]),
     ):

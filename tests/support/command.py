@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+
+async def processor_beside(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same while the test's own event loop goes on."""
+    return await asyncio.to_thread(processor, directory, *arguments)
 
 
 def processor(
