@@ -50,6 +50,8 @@ class Attempts:
             for index, record in enumerate(records):
                 if record.key in seen or record.failure or record.effect or record.foreign or record.parked:
                     continue
+                if not record.in_inbox:
+                    continue  # nobody would find the row again: its attempts are counted here, deaths in the ledger
                 seen.add(record.key)
                 if not await self._inbox.start(connection, record, leased=record.acts):
                     continue  # it is done, or someone else has it: the claim tells

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # A btree entry holds some 2700 bytes; an id near that is a mistake in the producer.
 MAX_ID_CHARS = 512
 
+# What the inbox adds to an id that is not its row's alone: ~topic:partition:offset.
+MAX_STORED_ID_CHARS = MAX_ID_CHARS + 1 + 249 + 1 + 10 + 1 + 19
+
 # Names the message that an operator sends once more: the consumer that is to have it, a colon, its id in the inbox.
 REDRIVE = "processor-redrive"
 
@@ -416,7 +419,7 @@ class Decoder:
             return "", None
         if not id_:
             return _coordinates(incoming), Failure("missing_id", f"header {REDRIVE} holds no message id")
-        return _storable(id_, incoming)
+        return _storable(id_, incoming, MAX_STORED_ID_CHARS)
 
     def _no_route(self, incoming: Incoming, type_: str | None) -> Failure:
         if type_ is not None:
@@ -433,9 +436,9 @@ def _coordinates(incoming: Incoming) -> str:
     return f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
 
 
-def _storable(id_: str, incoming: Incoming) -> tuple[str, Failure | None]:
-    if len(id_) > MAX_ID_CHARS:
-        detail = f"message id has {len(id_)} characters, {MAX_ID_CHARS} at most"
+def _storable(id_: str, incoming: Incoming, most: int = MAX_ID_CHARS) -> tuple[str, Failure | None]:
+    if len(id_) > most:
+        detail = f"message id has {len(id_)} characters, {most} at most"
         return _coordinates(incoming), Failure("bad_id", detail)
     if "\0" in id_:
         return _coordinates(incoming), Failure("bad_id", "message id contains a NUL character")

@@ -143,9 +143,6 @@ NOTE = """
     RETURNING attempts, first_failed_at
 """
 
-# A type without inbox has a row only while it is in trouble.
-FORGET = "DELETE FROM inbox WHERE key = ANY ($1::uuid[]) AND status = 'pending'"
-
 # We live, and the attempt is over: nobody is to take it for one that killed us. What it does outside may still be under
 # way if it was cut off ($3 is false): then the lease stays.
 ABANDON = """
@@ -305,16 +302,15 @@ class Inbox:
 
         Leased, the message is ours alone until it is done or the lease runs out.
         """
-        id_ = _row_id(record)
         row = await connection.fetchrow(
             START,
-            self._key_of(id_).hex(),
+            record.key.hex(),
             record.assignment.source,
             record.message.offset,
             record.payload_hash,
             record.assignment.epoch,
             "processing" if leased else "pending",
-            id_,
+            record.message.id,
             record.message.type,
             record.message.key,
             self._owner,
@@ -331,16 +327,9 @@ class Inbox:
         """Take back that attempts were begun: they came to nothing, or were cut off, but not by our death."""
         begun = [record for record in told(records) if record.begun]
         if begun:
-            keys = _uuids(self._key_of(_row_id(record)) for record in begun)
-            await connection.execute(ABANDON, keys, self._owner, ended)
+            await connection.execute(ABANDON, _uuids(record.key for record in begun), self._owner, ended)
             for record in begun:
                 record.begun = False
-
-    async def forget(self, connection: Connection[Row], records: Sequence[Record]) -> None:
-        """Those of types without inbox that are done: their starts are of no interest any more."""
-        done = [_row_id(record) for record in records if not record.in_inbox and not record.foreign]
-        if done:
-            await connection.execute(FORGET, _uuids(map(self._key_of, done)))
 
     async def note(self, connection: Connection[Row], record: Record, failure: Failure) -> None:
         """Keep an attempt that failed and will be followed by another one; Fenced if the message is not ours to try."""

@@ -391,8 +391,6 @@ class Loop:
                 failpoints.reach("after_handlers")
                 await self._inbox.keep(connection, undone, park=self._parks)
                 await self._inbox.keep_results(connection, work.results)
-                if told(records) and records[0].alone:
-                    await self._inbox.forget(connection, records)
                 await self._publications.room()
                 failpoints.reach("before_ledger")
                 shares, sent = self._shares(records, work), self._sent()

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
+from tests.support.command import processor_beside
 from tests.support.deployments import PROJECT
 
 MESSAGES = 300
@@ -22,6 +23,22 @@ async def until_applied(bench: Bench, count: int) -> None:
         return len(await bench.effects()) >= count
 
     await bench.until(applied, f"{count} messages applied")
+
+
+@pytest.mark.parametrize("inbox", [True, False], ids=["a collision", "without inbox"])
+async def test_message_with_the_longest_id_can_be_redriven(bench: MakeBench, inbox: bool) -> None:
+    """Its row has more in its name than the id: where the message came from."""
+    b = bench({"T": {"call": "reject_or_apply", "inbox": inbox}})
+    id_ = "x" * 512
+    handlers.failing.add("w1")
+    (*_, place) = b.send([Sent({"what": what}, id=id_) for what in ("w0", "w1")])
+    name = f"{id_}~{b.input}:0:{place.offset}"
+    async with b.running():
+        await b.done()
+        handlers.failing.clear()
+        done = await processor_beside(PROJECT, "dlq", "redrive", str(b.config), "--id", name, "--despite-collision")
+        assert (done.returncode, done.stdout) == (0, "1 sent: 1 completed, 0 failed again\n"), done.stderr
+    assert await b.effects() == ["w0", "w1"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import datetime
 from itertools import repeat
@@ -186,6 +187,26 @@ async def test_system_exit_can_be_classed_by_the_configuration(bench: MakeBench)
     b.send(numbered(2))
     await b.run_until_done()
     assert await outcome(b, "m0") == ("failed", 1, "poison")
+
+
+async def test_type_without_inbox_that_is_cut_off_in_its_second_try_leaves_no_row_behind(bench: MakeBench) -> None:
+    b = bench({"T": {"call": "stall", "inbox": False}}, retry=THREE)
+    handlers.plans["m0"] = iter([RuntimeError("the first time")])
+    handlers.failing.add("m0")
+    b.send(numbered(1))
+
+    async def cut_off() -> None:
+        async with b.running():
+            await b.until(handlers.gate.is_set, "the second try")
+            b._tasks[0].cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await cut_off()
+    assert handlers.calls == {"m0": 2}
+    handlers.failing.clear()
+    await b.run_until_done()
+    assert await b.effects() == ["m0"]
+    assert await b.inbox() == {}
 
 
 # --- classes ---

@@ -12,7 +12,7 @@ from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
 from processor.config import MessageSettings, Settings
-from processor.decode import MAX_ID_CHARS, REDRIVE, Decoder, Incoming
+from processor.decode import MAX_STORED_ID_CHARS, REDRIVE, Decoder, Incoming
 from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.errors import ConfigError
 from processor.records import Record
@@ -228,7 +228,7 @@ def test_last_of_several_redrives_counts_and_none_is_left() -> None:
         (b"c:", "missing_id"),
         (b"m", "missing_id"),
         (b"c:a\0b", "bad_id"),
-        (b"c:" + b"x" * (MAX_ID_CHARS + 1), "bad_id"),
+        (b"c:" + b"x" * (MAX_STORED_ID_CHARS + 1), "bad_id"),
     ],
 )
 def test_redrive_under_an_unusable_id_fails_under_the_coordinates(id_: bytes | None, expected: str) -> None:

@@ -15,7 +15,17 @@ from pydantic import BaseModel, field_validator
 from processor import Database, Message
 from processor.config import MessageSettings, Settings
 from processor.consumer import Assignment
-from processor.decode import _DIGITS, MAX_ID_CHARS, PIECES, REDRIVE, Columns, Decoder, Incoming, _incoming
+from processor.decode import (
+    _DIGITS,
+    MAX_ID_CHARS,
+    MAX_STORED_ID_CHARS,
+    PIECES,
+    REDRIVE,
+    Columns,
+    Decoder,
+    Incoming,
+    _incoming,
+)
 from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.records import Partition, Record
 from tests.support.assignments import assignment
@@ -176,7 +186,7 @@ class Maker:
             "redriven under an empty id": headers((REDRIVE, b"")),
             "redriven under what is no text": headers((REDRIVE, b"\xff")),
             "redriven under a NUL": headers((REDRIVE, b"c:a\0b")),
-            "redriven under too long an id": headers((REDRIVE, b"c:" + b"y" * (MAX_ID_CHARS + 1))),
+            "redriven under too long an id": headers((REDRIVE, b"c:" + b"y" * (MAX_STORED_ID_CHARS + 1))),
             "value that names the header": headers(("a", REDRIVE.encode())),
             "unreadable headers": raw(unreadable=True),
             "no headers": raw(of_headers=None),
