@@ -61,7 +61,8 @@ CLEAN_BATCHES = 16
 LOOK_UP = """
     SELECT key, source, "offset", payload_hash, status::text, attempts, coalesce(starts, 0) AS starts,
            first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
-           extract(epoch FROM lease_until - now())::float8 AS lease_seconds
+           extract(epoch FROM lease_until - now())::float8 AS lease_seconds,
+           CASE WHEN status <> 'completed' THEN history::text END AS history
     FROM inbox WHERE key = ANY ($1::uuid[])
 """
 
@@ -88,13 +89,14 @@ KEEP = """
     SELECT m.key, m.source, m.position, m.hash, m.status::inbox_status, m.id, m.type,
            CASE WHEN m.reason IS NOT NULL THEN clock_timestamp() END, m.error, m.record_key, m.payload, m.headers, m.at,
            CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, clock_timestamp()) END, m.parked_key,
-           CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(
-               jsonb_build_object('at', clock_timestamp(), 'event', 'failed', 'class', m.class, 'reason', m.reason)) END
+           CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(jsonb_strip_nulls(
+               jsonb_build_object('at', clock_timestamp(), 'event', 'failed', 'class', m.class, 'reason', m.reason,
+                                  'exception', m.exception, 'sqlstate', m.sqlstate))) END
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::json[],
                 $8::bytea[], $9::bytea[], $10::json[], $11::bigint[], $12::text[], $13::timestamptz[], $14::bytea[],
-                $15::text[], $16::text[])
+                $15::text[], $16::text[], $17::text[], $18::text[])
          AS m(key, source, position, hash, id, type, error, record_key, payload, headers, at, status, first, parked_key,
-              class, reason)
+              class, reason, exception, sqlstate)
     ORDER BY m.key
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, finished_at = excluded.finished_at, message_id = excluded.message_id,
@@ -295,6 +297,8 @@ class Inbox:
             ],
             [failure and failure.kind for failure in failures],
             [failure and failure.reason for failure in failures],
+            [failure and failure.exception for failure in failures],
+            [failure and failure.sqlstate for failure in failures],
         )
 
     async def start(self, connection: Connection[Row], record: Record, *, leased: bool = False) -> bool:
@@ -439,7 +443,9 @@ class Inbox:
             verdict = Verdict.BUSY if row is None else self._judge(record, row)
             match verdict:
                 case Verdict.UNFINISHED:
+                    assert row is not None
                     to_take[key] = index
+                    record.failed_as = _ways(row["history"])
                 case Verdict.COLLISION:
                     colliding.append(index)
                 case Verdict.BUSY:
@@ -543,6 +549,13 @@ def _columns(records: Sequence[Record]) -> tuple[list[int], list[int], list[int]
         [record.message.offset for record in records],
         [record.payload_hash for record in records],
     )
+
+
+def _ways(history: str | None) -> frozenset[tuple[str | None, ...]]:
+    """In which a message has failed for good before: see Failure.way."""
+    names = ("class", "reason", "exception", "sqlstate")
+    events = orjson.loads(history or "[]")
+    return frozenset(tuple(map(event.get, names)) for event in events if event["event"] == "failed")
 
 
 def _error(failure: Failure) -> str:

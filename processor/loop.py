@@ -482,9 +482,15 @@ class Loop:
                 raise Exhausted(assignment, reason)
 
     def _write_letters(self, work: Work, failed: Sequence[Record]) -> None:
-        """Dead letters are outputs like any other: they go out with the offset, or not at all."""
+        """Dead letters are outputs like any other: they go out with the offset, or not at all.
+
+        None for a message that fails once more in a way that a letter has told of already.
+        """
         now = datetime.now(UTC)
         for record in failed:
+            assert record.failure is not None
+            if record.failure.way in record.failed_as:
+                continue
             topic = self._settings.dead_letter_topic(record.message.topic)
             if topic is not None and record.message.offset >= record.assignment.silent_below:
                 letter = dead_letters.letter(record, topic, self._consumer, self._version, now, self._max_output)

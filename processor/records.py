@@ -173,6 +173,11 @@ class Failure:
             if (text := getattr(self, name)) is not None:
                 object.__setattr__(self, name, text.encode(errors="backslashreplace").decode())
 
+    @property
+    def way(self) -> tuple[str | None, ...]:
+        """Messages that fail in the same way differ in the words at most."""
+        return self.kind, self.reason, self.exception, self.sqlstate
+
 
 @dataclass(slots=True, eq=False)
 class Record:
@@ -196,6 +201,7 @@ class Record:
     starts: int = 0  # that came to no end: they took the process with them
     begun: bool = False  # our own start is on record
     first_failed_at: datetime | None = None
+    failed_as: frozenset[tuple[str | None, ...]] = frozenset()  # the ways in which it failed for good before
     effect: Effect | None = None  # what its handler did outside already
 
     @property

@@ -85,7 +85,7 @@ def _has_state(error: BaseException, states: tuple[str, ...]) -> bool:
 def _own_state(error: BaseException) -> str | None:
     """A handler's own exceptions may have anything under that name."""
     state = getattr(error, "sqlstate", None)
-    return state if isinstance(state, str) else None
+    return state if isinstance(state, str) and len(state) == 5 and state.isalnum() else None
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

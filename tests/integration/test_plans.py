@@ -57,7 +57,25 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
     texts: list[str | None] = [None] * BATCH
     json, raw = ["{}"] * BATCH, [b"x"] * BATCH
     failed, why = ["failed"] * BATCH, ["bug"] * BATCH
-    kept = (numbers, numbers, numbers, known, texts, json, raw, raw, json, numbers, failed, texts, raw, why, why)
+    kept = (
+        numbers,
+        numbers,
+        numbers,
+        known,
+        texts,
+        json,
+        raw,
+        raw,
+        json,
+        numbers,
+        failed,
+        texts,
+        raw,
+        why,
+        why,
+        texts,
+        texts,
+    )
     for sql, args in (
         (inbox.CLAIM, (known, numbers, numbers, numbers)),
         (inbox.CLAIM, (new, numbers, numbers, numbers)),

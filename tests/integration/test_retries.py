@@ -441,17 +441,32 @@ async def test_dead_letter_that_would_be_too_large_goes_without_its_payload(benc
     assert await b.effects() == ["m1"]
 
 
-async def test_message_that_fails_on_every_delivery_is_a_dead_letter_each_time(
+async def test_repeat_that_fails_in_a_known_way_is_no_dead_letter_and_one_that_fails_otherwise_is(
     bench: MakeBench, topics: Topics
 ) -> None:
-    """A redelivery is tried anew, whatever became of the one before."""
+    """A repeat is tried anew, whatever became of the one before."""
     dead = topics("dead")
     b = bench("planned", failure={"dead_letter_topic": dead})
-    handlers.plans["m0"] = iter([Reject("first"), Reject("second")])
-    for _ in range(3):
+    errors = [Reject("first"), Reject("second"), KeyError("third"), ValueError("fourth"), Reject("fifth")]
+    handlers.plans["m0"] = iter(errors)
+    for _ in range(6):
         b.send(numbered(1))
         await b.run_until_done()
-    assert [letter.notes["error"] for letter in letters.read(b.bootstrap_servers, dead)] == ["first", "second"]
+    found = [letter.notes["error"] for letter in letters.read(b.bootstrap_servers, dead)]
+    assert found == ["first", "KeyError: 'third'", "ValueError: fourth"]
     row = (await b.inbox())["m0"]
-    assert (row["status"], row["attempts"]) == ("completed", 3)
+    assert (row["status"], row["attempts"]) == ("completed", 6)
+    assert len(json.loads(row["history"])) == len(errors)
     assert await b.effects() == ["m0"]
+
+
+async def test_repeats_in_one_batch_that_fail_in_the_same_way_are_one_dead_letter(
+    bench: MakeBench, topics: Topics
+) -> None:
+    dead = topics("dead")
+    b = bench("planned", retry=THREE, failure={"dead_letter_topic": dead}, batch=FULL_BATCH)
+    handlers.plans["m0"] = repeat(RuntimeError("never works"))
+    b.send([*numbered(2), *numbered(2), *numbered(1)])
+    await b.run_until_done()
+    assert [letter.notes["message-id"] for letter in letters.read(b.bootstrap_servers, dead)] == ["m0"]
+    assert handlers.calls["m0"] == 3 * THREE["attempts"]
