@@ -16,7 +16,7 @@ from processor import failpoints, failures, parking
 from processor.blame import Culprit
 from processor.effects import Effect, EffectDatabase
 from processor.errors import BatchAborted, ConnectionLost
-from processor.handling import Watch
+from processor.handling import Watch, described
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from processor.inbox import Inbox
     from processor.postgres import Session
     from processor.records import Record
+    from processor.stalls import Stalls
 
 log = structlog.get_logger()
 
 
 class Attempts:
-    def __init__(self, settings: Settings, source: Source, session: Session, inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, source: Source, session: Session, inbox: Inbox, stalls: Stalls) -> None:
+        self._stalls = stalls
         self._quarantine_after = settings.failure.quarantine_after
         self._parks = settings.failure.policy == "park-key"
         self._renew_seconds = settings.effects.lease_ms / 3000
@@ -102,7 +104,7 @@ class Attempts:
         effect = Effect()
         renewal = asyncio.create_task(self._renew(record))
         try:
-            with Watch() as watch:
+            with Watch(self._stalls, lambda: described(record.message)) as watch:
                 effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
         finally:
             renewal.cancel()

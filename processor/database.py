@@ -200,7 +200,7 @@ class Queue:
     def __init__(self, statements: Statements, refused: Refused, careful: Collection[str] = ()) -> None:
         self.statements = statements
         self.one_at_a_time = asyncio.Lock()
-        self.last_sent = asyncio.get_running_loop().time()
+        self.last_sent = time.monotonic()
         self._refused = refused
         self._careful = careful
         self._reached: set[int | None] = set()  # messages of which Postgres has seen something
@@ -321,7 +321,7 @@ class Queue:
         return first_refused or others
 
     def note_sent(self) -> None:
-        self.last_sent = asyncio.get_running_loop().time()
+        self.last_sent = time.monotonic()
 
     def check(self, sql: str) -> None:
         if not self._open:
@@ -402,6 +402,11 @@ class Database:
         return QUEUED
 
     # --- for the engine ---
+
+    @property
+    def owner(self) -> int | None:
+        """The place in the batch of the message that is served."""
+        return self._owner
 
     def serve(self, key: object, owner: int | None = None) -> None:
         """What follows is done for a message with this key; `owner` is its place in the batch.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import structlog
 
+from processor import stalls
 from processor.cluster import Cluster
 from processor.consumer import Source
 from processor.decode import Decoder
-from processor.errors import SetupError
+from processor.errors import ProcessorError, SetupError
 from processor.loop import Loop
 from processor.membership import Membership
 from processor.readiness import Readiness
+from processor.stalls import Stalls
 
 if TYPE_CHECKING:
     from processor.config import Settings
@@ -32,9 +35,16 @@ class Engine:
         self._source = Source(settings, Decoder(settings, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._readiness = Readiness(settings.run.ready_file)
+        self._stalls = Stalls(settings, self._readiness)
         self._membership = Membership(settings, self._source)
         self._loop = Loop(
-            settings, self._source, self._membership, self._cluster, self._readiness, acts=bool(routes.effects)
+            settings,
+            self._source,
+            self._membership,
+            self._cluster,
+            self._readiness,
+            self._stalls,
+            acts=bool(routes.effects),
         )
 
     def stop(self) -> None:
@@ -44,13 +54,19 @@ class Engine:
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
         progress = asyncio.create_task(self._report_progress())
-        try:
-            await self._start()
-            await self._loop.run()
-        finally:
-            progress.cancel()
-            await asyncio.wait([progress])
-            await self._close()
+        self._stalls.start()
+        with ExitStack() as bound:
+            try:
+                await self._start()
+                await self._loop.run()
+            except Exception as error:  # whoever stops it bounds that too
+                code = error.exit_code if isinstance(error, ProcessorError) else 1
+                bound.callback(stalls.exit_after(self._settings.run.stop_timeout_ms / 1000, code, str(error)))
+                raise
+            finally:
+                progress.cancel()
+                await asyncio.wait([progress])
+                await self._close()
 
     async def _start(self) -> None:
         missing = await asyncio.to_thread(self._cluster.missing, self._settings.topics)
@@ -85,6 +101,7 @@ class Engine:
         await self._source.close()
         await self._loop.close()
         await asyncio.to_thread(self._cluster.close)
+        self._stalls.close()
 
     async def _report_progress(self) -> None:
         reported = 0

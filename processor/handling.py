@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from processor import dispatch, outputs, sqlstates
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from processor.outputs import Parcel
     from processor.postgres import Session
     from processor.records import Message, Record
+    from processor.stalls import Stalls
 
 # What Kafka adds to a record at most, besides key, value and headers.
 OUTPUT_OVERHEAD = 512
@@ -106,8 +108,10 @@ class Handling:
         careful: Collection[str],
         mark: Mark | None,
         meanwhile: Callable[[], None],
+        stalls: Stalls,
     ) -> None:
         self._session = session
+        self._stalls = stalls
         self._mark = mark
         self._meanwhile: Callable[[], None] | None = meanwhile  # called once, while Postgres is at something
         self._told: Assignment | None = None  # whose records were told to be at work
@@ -254,7 +258,7 @@ class Handling:
             argument = Messages(len(bulk), bulk.column, messages)
         else:
             argument = Messages.of(messages())
-        with Watch() as watch:
+        with Watch(self._stalls, lambda: f"{len(indices)} messages") as watch:
             value = await watch.call(route, argument, database)
         database.serve(None)
         self._queue.raise_failure()
@@ -300,7 +304,7 @@ class Handling:
     async def _lane(self, waiting: deque[Sequence[int]]) -> None:
         """Take keys from those that wait until there are none, or until somebody is in trouble."""
         database = Database(self._queue)
-        with Watch() as watch:
+        with Watch(self._stalls, lambda: self._described(database.owner)) as watch:
             while waiting:
                 try:
                     await self._one_by_one(waiting.popleft(), database, watch)
@@ -363,6 +367,10 @@ class Handling:
             finally:
                 if self._careful:
                     self._serving.discard(index)
+
+    def _described(self, index: int | None) -> str:
+        """For people."""
+        return "nothing" if index is None else described(self._messages[index])
 
     def _take_one(self, route: Route, index: int, value: Any) -> None:
         """Keep what the handler of one message gave besides a single output."""
@@ -464,6 +472,11 @@ def _longest(column: list[bytes | None]) -> int:
     return max(map(len, filter(None, column)), default=0)
 
 
+def described(message: Message[Any]) -> str:
+    """For people."""
+    return f"{message.topic}:{message.partition}:{message.offset} ({message.id})"
+
+
 def _route(record: Record) -> Route:
     assert record.route is not None
     return record.route
@@ -476,22 +489,29 @@ def max_output(settings: Settings) -> int:
 
 
 class Watch:
-    """Ends handlers that take too long, with one timer for all calls of a task: one for each would be dear."""
+    """Ends handlers that take too long, with one timer for all calls of a task: one for each would be dear.
 
-    def __init__(self) -> None:
+    `stalls` sees from outside what is at work here. `what` says, for people, what that is for.
+    """
+
+    def __init__(self, stalls: Stalls, what: Callable[[], str]) -> None:
+        self._stalls = stalls
+        self.what = what
         self._loop = asyncio.get_running_loop()
-        self._now = self._loop.time
         task = asyncio.current_task()
         assert task is not None
-        self._task = task
-        self._deadline: float | None = None
+        self.task: asyncio.Task[object] = task
+        self.route: Route
+        self.began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.expired = False
 
     def __enter__(self) -> Self:
+        self._stalls.calls.add(self)
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self._stalls.calls.discard(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -510,10 +530,11 @@ class Watch:
 
     def begin(self, route: Route) -> float:
         """A handler is about to be called; gives the time."""
-        now = self._now()
-        self._deadline = now + route.timeout_seconds
+        self.route = route
+        # Not the loop's time, which stands still for as long as nobody lets it go on.
+        self.began = now = monotonic()
         if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._look)
+            self._timer = self._loop.call_later(route.timeout_seconds, self._look)
         return now
 
     def explain(self, route: Route, error: BaseException) -> None:
@@ -527,24 +548,25 @@ class Watch:
             raise HandlerExit(f"{route.name} raised {type(error).__name__}: {error}") from error
         if self.expired:
             self.expired = False
-            if self._task.uncancel() == 0:
+            if self.task.uncancel() == 0:
                 raise HandlerTimeout(f"{route.name} took longer than {route.timeout_seconds:g} s") from None
-        if not self._task.cancelling():
+        if not self.task.cancelling():
             raise RuntimeError("the handler let a cancellation through") from error
 
     def end(self) -> None:
         """It has come to its end, whichever. Need not be said if the next one begins before anybody waits."""
-        self._deadline = None
+        self.began = None
         if self.expired:  # it went on regardless
             self.expired = False
-            self._task.uncancel()
+            self.task.uncancel()
 
     def _look(self) -> None:
         self._timer = None
-        if self._deadline is None:
+        if self.began is None:
             return
-        if self._loop.time() >= self._deadline:
+        left = self.began + self.route.timeout_seconds - monotonic()
+        if left <= 0:
             self.expired = True
-            self._task.cancel()
+            self.task.cancel()
         else:
-            self._timer = self._loop.call_at(self._deadline, self._look)
+            self._timer = self._loop.call_later(left, self._look)

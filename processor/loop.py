@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from processor.consumer import Source
     from processor.membership import Membership
     from processor.readiness import Readiness
+    from processor.stalls import Stalls
 
 log = structlog.get_logger()
 
@@ -96,6 +97,7 @@ class Loop:
         membership: Membership,
         cluster: Cluster,
         readiness: Readiness,
+        stalls: Stalls,
         *,
         acts: bool,
     ) -> None:
@@ -115,9 +117,10 @@ class Loop:
         self._slot = Slot(settings.consumer, self._slots, self._ledger)
         self._orphans = Orphans(settings.kafka, self._slots, self._slot, self._ledger)
         self._judge = Judge(settings)
-        self._attempts = Attempts(settings, source, self._control, self._inbox)
+        self._attempts = Attempts(settings, source, self._control, self._inbox, stalls)
         self._holding = Holding(settings, source, self._control, self._inbox, self._judge, readiness)
         self._readiness = readiness
+        self._stalls = stalls
         self.counts = Counts()
         self._acts = acts  # there are handlers that act outside
         self._publisher = Publisher(settings.kafka, self._slot.lease, membership.metadata)
@@ -432,6 +435,7 @@ class Loop:
             careful=self._careful.keys(),
             mark=self._mark if cautious else None,
             meanwhile=lambda: None if told(records) else self._ahead.start(self._last_took),
+            stalls=self._stalls,
         )
         await handling.run()
         return await handling.work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import structlog
@@ -13,6 +14,7 @@ class Readiness:
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._obstacles: dict[object, str] = {"starting": "starting"}
+        self._changing = threading.Lock()
         self._remove()
 
     @property
@@ -21,16 +23,18 @@ class Readiness:
 
     def obstruct(self, what: object, reason: str) -> None:
         """Something keeps it from its work, until it is cleared."""
-        if not self._obstacles:
-            self._remove()
-            log.warning("not_ready", reason=reason)
-        self._obstacles[what] = reason
+        with self._changing:
+            if not self._obstacles:
+                self._remove()
+                log.warning("not_ready", reason=reason)
+            self._obstacles[what] = reason
 
     def clear(self, what: object) -> None:
-        if self._obstacles.pop(what, None) is not None and not self._obstacles:
-            if self._file is not None:
-                self._file.touch()
-            log.info("ready")
+        with self._changing:
+            if self._obstacles.pop(what, None) is not None and not self._obstacles:
+                if self._file is not None:
+                    self._file.touch()
+                log.info("ready")
 
     def close(self) -> None:
         self._remove()

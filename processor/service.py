@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 
 import structlog
 import uvloop
@@ -19,6 +22,8 @@ import uvloop
 from processor import dispatch, failpoints, interpreter, migrate, supervisor
 from processor.config import Settings
 from processor.engine import Engine
+from processor.errors import ProcessorError
+from processor.stalls import exit_after, exit_now
 
 log = structlog.get_logger()
 
@@ -40,7 +45,7 @@ def run(settings: Settings, workers: int = 1) -> int:
             # Out of a task that a handler started: it ends the loop, and nobody can tell whose it was.
             # On the spot: so it counts as a death of the message, which is quarantined after some.
             log.error("ended_by_a_handlers_task", reason=f"a task raised SystemExit: {escaped}")  # noqa: TRY400
-            _exit(1)
+            exit_now(1)
     return 0
 
 
@@ -50,18 +55,18 @@ async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
     engine = Engine(settings, routes)
     running = asyncio.ensure_future(engine.run())
     stop = _Stop(engine, running, settings.run.stop_timeout_ms / 1000)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.asked, signal.Signals(number))
-    orphaned = supervisor.orphaned(stop.asked)
+    stop.listen()
+    orphaned = supervisor.orphaned(stop.ask)
     try:
         await running
     except asyncio.CancelledError:
-        if not stop.begun:
+        if not stop.asked:
             raise
         log.warning("stopped_with_work_rolled_back")
-    except BaseException:
-        _exit_anyway(settings.run.stop_timeout_ms / 1000, 1)
+    except BaseException as error:
+        # The end of the loop is not the end of the process: threads that wait for a broker are joined after it.
+        code = error.exit_code if isinstance(error, ProcessorError) else 1
+        exit_after(settings.run.stop_timeout_ms / 1000, code, str(error))
         raise
     finally:
         stop.over()
@@ -70,44 +75,45 @@ async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
 
 
 class _Stop:
+    """Signals are heard on a thread of its own: the event loop hears none while a handler blocks it."""
+
     def __init__(self, engine: Engine, running: asyncio.Future[None], seconds: float) -> None:
         self._engine = engine
         self._running = running
         self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
         self._grace: asyncio.TimerHandle | None = None
+        self._signals: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()  # that a signal may be put into
+        self.asked = False
 
-    @property
-    def begun(self) -> bool:
-        return self._grace is not None
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._signals.put(signal.Signals(number)))
+        threading.Thread(target=self._hear, name="signals", daemon=True).start()
 
-    def asked(self, number: signal.Signals | None = None) -> None:
-        reason = number.name if number else "supervisor gone"
-        if self.begun:
-            log.warning("stopping_at_once", reason=reason)
-            _exit(128 + (number or signal.SIGTERM))
-        log.info("stopping", reason=reason, seconds_at_most=self._seconds)
-        self._grace = asyncio.get_running_loop().call_later(self._seconds * GRACE, self._running.cancel)
-        _exit_anyway(self._seconds, 0)
-        self._engine.stop()
+    def ask(self) -> None:
+        """As by a signal."""
+        self._signals.put(None)
 
     def over(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
 
+    def _hear(self) -> None:
+        number = self._signals.get()
+        log.info("stopping", reason=_reason(number), seconds_at_most=self._seconds)
+        self.asked = True
+        exit_after(self._seconds, 0)
+        with suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._begin, time.monotonic() + self._seconds * GRACE)
+        number = self._signals.get()
+        log.warning("stopping_at_once", reason=_reason(number))
+        exit_now(128 + (number or signal.SIGTERM))
 
-def _exit_anyway(seconds: float, code: int) -> None:
-    """From a thread, because the end of the loop is not the end of the process: threads that wait for a
-    broker are joined after it."""
-
-    def give_up() -> None:
-        log.warning("stop_timed_out", note="the next start repairs what was left")
-        _exit(code)
-
-    deadline = threading.Timer(seconds, give_up)
-    deadline.daemon = True
-    deadline.start()
+    def _begin(self, until: float) -> None:
+        self._grace = self._loop.call_later(max(0.0, until - time.monotonic()), self._running.cancel)
+        self._engine.stop()
 
 
-def _exit(code: int) -> None:
-    sys.stderr.flush()
-    os._exit(code)
+def _reason(number: signal.Signals | None) -> str:
+    return number.name if number else "supervisor gone"

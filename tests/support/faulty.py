@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,13 @@ async def apply(message: Message[Any], db: Database) -> Output:
             os._exit(9)
         case "exit in a task":
             await asyncio.gather(_exit())
+        case "block for ever":
+            _block(3600)
+        case "block a while":
+            _block(4)
+            await db.fetchval("SELECT 1")
+        case "swallow":
+            await _swallow()
         case "call" if _is_down():
             raise Unavailable("as long as the file is there")
     what = message.value["what"]
@@ -40,6 +49,17 @@ async def apply_many(messages: list[Message[Any]], db: Database) -> list[Output]
 
 def _output(message: Message[Any]) -> Output:
     return Output(OUTPUT, {"what": message.value["what"]}, key=message.key, type="Applied", cause=message)
+
+
+def _block(seconds: float) -> None:
+    """As a client does that knows no asyncio."""
+    time.sleep(seconds)
+
+
+async def _swallow() -> None:
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
 
 
 async def _exit() -> None:
