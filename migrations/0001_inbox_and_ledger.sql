@@ -62,6 +62,8 @@ CREATE TABLE ledger (
     suspect      int8range,             -- the offsets that were at work when the last owner died
     deaths       integer     NOT NULL DEFAULT 0,  -- of owners in a row, at that offset
     source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
+    former       integer[]   NOT NULL DEFAULT '{}',  -- its names while other topics, deleted since, had this one's name
+    first_epoch  bigint      NOT NULL DEFAULT 0,  -- offsets committed under an older one belong to those topics
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, topic, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

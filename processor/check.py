@@ -23,9 +23,10 @@ from confluent_kafka.admin import AclOperation as Operation  # type: ignore[attr
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.admin import ResourceType as Resource  # type: ignore[attr-defined]
 
-from processor import dispatch, failures, librdkafka, migrate
+from processor import dispatch, failures, librdkafka, migrate, recreated
+from processor.cluster import Cluster
 from processor.config import Settings
-from processor.errors import ConfigError, SetupError
+from processor.errors import ConfigError, ProcessorError, SetupError
 
 DEADLINE_SECONDS = 10.0
 # A name such as localhost may first be tried on an address nobody listens on.
@@ -80,7 +81,10 @@ def offline(settings: Settings) -> list[Finding]:
 
 def connected(settings: Settings) -> list[Finding]:
     """Ask both servers; whatever they answer is a finding, never an exception."""
-    return [*broker(settings), *asyncio.run(database(settings))]
+    findings = [*broker(settings), *asyncio.run(database(settings))]
+    if exit_code(findings) == 0:
+        findings += asyncio.run(same_topics(settings))
+    return findings
 
 
 def broker(settings: Settings) -> list[Finding]:
@@ -135,6 +139,29 @@ async def database(settings: Settings) -> list[Finding]:
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         text = migrate.unreachable(settings, error)
     return [Finding("server", "database", False, text)]
+
+
+async def same_topics(settings: Settings) -> list[Finding]:
+    """Whether the topics are those that were read before, and not others that have got their names."""
+    where = f"{settings.source}: topics"
+    cluster = Cluster(settings.kafka, settings.consumer)
+    try:
+        async with migrate.connected(settings) as connection:
+            found = await recreated.find(connection, settings.consumer, cluster.topics(settings.topics))
+    except ProcessorError as error:
+        return [Finding("server", "topic ids", False, f"{where}: {error}")]
+    finally:
+        cluster.close()
+    fix = "to read the new one from its beginning: `processor topic-recreated CONFIG`"
+    return [
+        Finding(
+            "server",
+            f"topic {one.name}",
+            False,
+            f"{where}: {one.name} was deleted and created anew (id {one.known_id}, now {one.id}): `run` halts; {fix}",
+        )
+        for one in found
+    ] or [Finding("server", "topic ids", True, "no topic that was read before has been created anew")]
 
 
 def _handlers(settings: Settings) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from processor import config, telemetry
-from processor.arguments import ConfigFile
+from processor.arguments import ConfigFile, user
 from processor.dlq_cli import app as dlq_app
 from processor.errors import ConfigError, ProcessorError
 from processor.stack.cli import app as stack_app
@@ -146,6 +146,64 @@ def migrate(
         typer.echo(f"{'would apply' if dry_run else 'applied'} {name}/{number:04}_{title}")
     if not done:
         typer.echo("nothing to apply: the database is as this code needs it")
+
+
+@app.command("topic-recreated", epilog=EPILOG)
+def topic_recreated(
+    config_file: ConfigFile,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change; change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say that input topics were deleted and created anew: the service is to read them from their beginning.
+
+    It halts when it finds one, for its offsets mean other records now. What failed or is parked of the old topic
+    stays where it is, see `processor dlq`; of a parked key, messages of the new topic do not wait for the old ones.
+    Outputs that may not have been sent are sent. Completed messages stay completed: one that comes again under the same
+    id is a duplicate.
+    """
+    from processor import dlq, recreated
+    from processor.cluster import Cluster
+
+    settings = config.load(config_file)
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise dlq.WrongUse("nobody is there to confirm: give --yes to begin anew without being asked")
+
+    async def act() -> tuple[list[recreated.Recreated], int]:
+        cluster = Cluster(settings.kafka, settings.consumer)
+        try:
+            async with dlq.opened(settings) as db:
+                found = await recreated.find(db, settings.consumer, cluster.topics(settings.topics))
+                if not as_json:
+                    for one in found:
+                        _print_recreated(one)
+                if dry_run or not found:
+                    return found, 0
+                if not yes:
+                    typer.confirm("begin with the new one?", abort=True, err=True)
+                return found, await recreated.begin_anew(db, settings.consumer, found, cluster, user())
+        finally:
+            cluster.close()
+
+    found, changed = asyncio.run(act())
+    if as_json:
+        _print_json({"dry_run": dry_run, "topics": found, "partitions_changed": changed})
+    elif not found:
+        typer.echo("nothing to do: every topic is the one that was read before")
+    elif not dry_run:
+        typer.echo(f"{changed} partition(s) begin anew; start the service again if it has stopped")
+
+
+def _print_recreated(one: Any) -> None:
+    typer.echo(f"{one.name}: was {one.known_id}, is {one.id} now")
+    typer.echo(f"  {len(one.partitions)} partition(s) would begin at the start of the new topic")
+    if one.left:
+        left = ", ".join(f"{count} {status}" for status, count in sorted(one.left.items()))
+        typer.echo(f"  messages of the old one that are not done: {left}; `processor dlq` goes on showing them")
+    if one.lost:
+        typer.echo(f"  {one.lost} of them were being tried for the first time: nothing but their ids is kept")
+    if one.unsent:
+        typer.echo(f"  outputs of {one.unsent} batch(es) are not known to be sent: the service sends them first")
 
 
 def main() -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
+    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -31,6 +33,12 @@ TIMEOUT_SECONDS = 10.0
 
 # Partitions about which the brokers could not say what they were asked, and why.
 Untold: TypeAlias = dict[Partition, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    id: str
+    partitions: frozenset[int]
 
 
 class Cluster:
@@ -55,6 +63,20 @@ class Cluster:
     def knows(self, topics: Iterable[str]) -> bool:
         """Whether `missing` would answer at once that all exist."""
         return self._known.issuperset(topics)
+
+    def topics(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of the topics that exist."""
+        asked = self._admin.describe_topics(TopicCollection(sorted(set(names))), request_timeout=TIMEOUT_SECONDS)
+        found: dict[str, Topic] = {}
+        for name, future in asked.items():
+            try:
+                topic = future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise BatchAborted(f"the brokers do not describe {name}: {error.args[0].str()}") from None
+            else:
+                found[name] = Topic(str(topic.topic_id), frozenset(partition.id for partition in topic.partitions))
+        return found
 
     def logs(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Log], Untold]:
         untold: Untold = {}

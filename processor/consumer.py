@@ -62,6 +62,7 @@ class Assignment:
     active: bool = False  # is being read, or about to be
     epoch: int = 0
     source: int = 0  # the partition's name in the inbox
+    topic_id: str = ""  # of the topic that is read; another one may get the name
     position: int = 0  # the offset after the last record that Postgres has committed
     published: int = 0  # everything below is known to be in Kafka
     silent_below: int = 0

@@ -23,7 +23,7 @@ import orjson
 
 from processor import identity
 from processor.interpreter import MANY, breathe
-from processor.records import Failure, Headers, Message, Partition, Record
+from processor.records import Failure, Headers, Message, Partition, Record, place
 from processor.spans import Records, Span, Unusual, Usual
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Incoming:
     key: bytes | None
     value: bytes | None
     headers: Headers
+    topic_id: str = ""
     _document: Any = field(default=_UNPARSED)
     problem: BadValue | None = None
     defect: Failure | None = None  # something about it that could not even be read
@@ -168,8 +169,11 @@ def _no_constant(name: str) -> None:
 class Columns:
     """Records of one partition, column by column: what all of them need is done several times as fast this way."""
 
-    def __init__(self, raws: Sequence[RawRecord], values: list[bytes], partition: Partition) -> None:
+    def __init__(
+        self, raws: Sequence[RawRecord], values: list[bytes], partition: Partition, topic_id: str = ""
+    ) -> None:
         self.partition = partition
+        self.topic_id = topic_id
         self.values = values
         self.keys = [raw.key() for raw in raws]
         self.headers: list[Headers] = [raw.headers() or () for raw in raws]
@@ -179,7 +183,7 @@ class Columns:
 
     def only(self, where: Sequence[int]) -> Columns:
         """Some of the records, with what a handler's value is read from."""
-        some = Columns((), [self.values[index] for index in where], self.partition)
+        some = Columns((), [self.values[index] for index in where], self.partition, self.topic_id)
         if self._documents is not None:
             some._documents = [self._documents[index] for index in where]
         return some
@@ -259,7 +263,7 @@ class Decoder:
             return [together]
         size = next((size for size in PIECES if size < len(raws)), None)
         if size is None:
-            alone = [self.decode(_incoming(raw, assignment.partition), assignment) for raw in raws]
+            alone = [self.decode(_incoming(raw, assignment), assignment) for raw in raws]
             return [Unusual(assignment, alone)]
         pieces = [raws[first : first + size] for first in range(0, len(raws), size)]
         return [span for piece in pieces for span in self._decode(piece, assignment)]
@@ -270,7 +274,7 @@ class Decoder:
         if None in values or max(map(len, values)) > self._max_bytes:  # type: ignore[arg-type]
             return None
         try:
-            columns = Columns(raws, cast("list[bytes]", values), assignment.partition)
+            columns = Columns(raws, cast("list[bytes]", values), assignment.partition, assignment.topic_id)
         except Exception:  # a header's name that is not UTF-8
             return None
         if REDRIVE in map(_name, chain.from_iterable(columns.headers)):
@@ -358,7 +362,7 @@ class Decoder:
         id_, id_failure = self._redriven(incoming) if redriven else self._identified(incoming, type_)
         foreign = redriven and id_failure is None and not id_
         if foreign:
-            id_, failure = _coordinates(incoming), None
+            id_, failure = _place(incoming), None
         elif failure is None:
             route = self._routes.find(type_)
             if route is None:
@@ -395,16 +399,16 @@ class Decoder:
         )
 
     def _identified(self, incoming: Incoming, type_: str | None) -> tuple[str, Failure | None]:
-        """The id, or the coordinates and the reason why the message has none."""
+        """The id, or the place in Kafka and the reason why the message has none."""
         found = self._id.one(incoming, type_)
         if not found:
             problem = incoming.problem
             detail = f"no message id: none of {self._id_names} yields one"
-            return _coordinates(incoming), Failure("missing_id", f"{detail} ({problem})" if problem else detail)
+            return _place(incoming), Failure("missing_id", f"{detail} ({problem})" if problem else detail)
         scoped = self._scope(found, type_, incoming.timestamp_ms) if self._scope else found
         if scoped is None:
             detail = "message.window_seconds is set, the record has no timestamp"
-            return _coordinates(incoming), Failure("missing_id", detail)
+            return _place(incoming), Failure("missing_id", detail)
         return _storable(scoped, incoming)
 
     def _redriven(self, incoming: Incoming) -> tuple[str, Failure | None]:
@@ -418,7 +422,7 @@ class Decoder:
         if consumer != self._consumer and colon:
             return "", None
         if not id_:
-            return _coordinates(incoming), Failure("missing_id", f"header {REDRIVE} holds no message id")
+            return _place(incoming), Failure("missing_id", f"header {REDRIVE} holds no message id")
         return _storable(id_, incoming, MAX_STORED_ID_CHARS)
 
     def _no_route(self, incoming: Incoming, type_: str | None) -> Failure:
@@ -432,20 +436,21 @@ class Decoder:
 _name: Callable[[tuple[str, bytes | None]], str] = itemgetter(0)  # of a header
 
 
-def _coordinates(incoming: Incoming) -> str:
-    return f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
+def _place(incoming: Incoming) -> str:
+    return place(incoming.topic, incoming.topic_id, incoming.partition, incoming.offset)
 
 
 def _storable(id_: str, incoming: Incoming, most: int = MAX_ID_CHARS) -> tuple[str, Failure | None]:
     if len(id_) > most:
         detail = f"message id has {len(id_)} characters, {most} at most"
-        return _coordinates(incoming), Failure("bad_id", detail)
+        return _place(incoming), Failure("bad_id", detail)
     if "\0" in id_:
-        return _coordinates(incoming), Failure("bad_id", "message id contains a NUL character")
+        return _place(incoming), Failure("bad_id", "message id contains a NUL character")
     return id_, None
 
 
-def _incoming(raw: RawRecord, partition: Partition) -> Incoming:
+def _incoming(raw: RawRecord, assignment: Assignment) -> Incoming:
+    partition = assignment.partition
     kind, timestamp = raw.timestamp()
     defect = None
     try:
@@ -461,6 +466,7 @@ def _incoming(raw: RawRecord, partition: Partition) -> Incoming:
         raw.key(),
         raw.value(),
         headers,
+        assignment.topic_id,
         defect=defect,
     )
 

@@ -48,9 +48,9 @@ DELIVERY_MS = 30_000
 SENDS = 3
 
 SOURCES = """
-    SELECT source, topic, partition FROM ledger
+    SELECT s.source, topic, partition FROM ledger, unnest(former || ledger.source) AS s(source)
     WHERE consumer = $1 AND ($2::text IS NULL OR topic = $2) AND ($3::integer IS NULL OR partition = $3)
-    ORDER BY source
+    ORDER BY s.source
 """
 
 # `->>` fails on a text that has \u0000 anywhere; json, unlike jsonb, can hold it, and errors do.
@@ -85,7 +85,7 @@ SHOW = """
     SELECT topic, partition, key, "offset", status::text, message_id, type, record_key, payload, headers::text,
            error::text, attempts, coalesce(inbox.starts, 0) AS starts, parked_key, timestamp_ms, received_at,
            first_failed_at, finished_at, redriven_at, lease_owner, lease_until, result::text, history::text
-    FROM inbox JOIN ledger USING (source)
+    FROM inbox JOIN ledger ON inbox.source = ledger.source OR inbox.source = ANY (former)
     WHERE key = $1 AND consumer = $2
 """
 
@@ -94,9 +94,11 @@ _SIZE = (
 )
 _NARROW = f'key, source, "offset", status::text, message_id, type, record_key, parked_key, {_SIZE} AS bytes'
 
-# Sent, and the service has gone beyond it without touching the row.
-_PASSED_OVER = """(
-    SELECT next_offset FROM ledger WHERE ledger.source = inbox.source
+# Sent, and the service has gone beyond it without touching the row. What came from a topic that was deleted since is
+# sent to the one that has its name now.
+_PASSED_OVER = """coalesce(
+    (SELECT next_offset FROM ledger WHERE ledger.source = inbox.source),
+    (SELECT next_offset FROM ledger WHERE inbox.source = ANY (former))
 ) > (
     SELECT max((event ->> 'offset')::bigint) FROM jsonb_array_elements(history) AS event
     WHERE event ->> 'event' = 'redriven'
@@ -197,7 +199,9 @@ STATES = f"""
     SELECT key, xmin::text AS version, status::text, message_id, redriven_at, {_PASSED_OVER} AS passed_over
     FROM inbox WHERE key = ANY ($1::uuid[])
 """  # noqa: S608 - our constants
-POSITIONS = "SELECT source, next_offset FROM ledger WHERE source = ANY ($1::integer[]) ORDER BY source"
+POSITIONS = """
+    SELECT source, next_offset FROM ledger WHERE source = ANY ($1::integer[]) OR former && $1::integer[] ORDER BY source
+"""
 
 BEGINNING = (-1, UUID(int=0))
 

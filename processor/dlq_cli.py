@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import json
 import os
 import signal
-import socket
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from processor import config
-from processor.arguments import ConfigFile
+from processor.arguments import ConfigFile, user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,7 +217,7 @@ def redrive(
                     return dlq.Outcome(collisions=left), await dlq.waiting(db, settings.consumer, wanted)
                 sender = dlq.Sender(settings.kafka, settings.consumer, rate, stop)
                 allowed = wanted.allowed(settings.consumer)
-                doing = dlq.Redrive(db, sender, scopes, allowed, _user(), stop, watcher)
+                doing = dlq.Redrive(db, sender, scopes, allowed, user(), stop, watcher)
                 doing.outcome.collisions = left
                 return await doing.run(timeout if wait else None), 0
 
@@ -276,7 +274,7 @@ def discard(
 
     async def act() -> tuple[int, int]:
         async with dlq.opened(settings) as db:
-            return await dlq.discard(db, settings.consumer, wanted, _plain(by) if by else _user(), _plain(reason))
+            return await dlq.discard(db, settings.consumer, wanted, _plain(by or user()), _plain(reason))
 
     number = None if yes else asyncio.run(count())
     if number:
@@ -354,14 +352,6 @@ def _config_and_id(words: list[str]) -> tuple[Path, str]:
     if len(words) != 2:
         raise dlq.WrongUse("give the configuration file and one message id: processor dlq show CONFIG ID")
     return Path(words[0]), _plain(words[1])
-
-
-def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        name = str(os.getuid())
-    return _plain(f"{name}@{socket.gethostname()}")
 
 
 def _plain(text: str) -> str:

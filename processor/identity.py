@@ -4,7 +4,7 @@
     payload:/json/pointer  a text or number inside the JSON value (RFC 6901)
     business:TEMPLATE      such as order:{order_id}:{type}; every field must be there
     content-hash           SHA-256 of the value; a delete marker has none
-    offset                 topic:partition:offset
+    offset                 topic:its id:partition:offset; a topic that is created anew has other ids
     constant:NAME          for types only
 
 Pure: no client, no clock. An id may be scoped by type and by a window of the record's timestamp.
@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from processor.records import last_header
+from processor.records import last_header, place
 
 if TYPE_CHECKING:
     from processor.config import MessageSettings
@@ -195,10 +195,10 @@ class _ContentHash:
 
 class _Offset:
     def one(self, incoming: Incoming, _type: str | None) -> Found:
-        return f"{incoming.topic}:{incoming.partition}:{incoming.offset}"
+        return place(incoming.topic, incoming.topic_id, incoming.partition, incoming.offset)
 
     def column(self, columns: Columns) -> Sequence[Found]:
-        prefix = f"{columns.partition.topic}:{columns.partition.number}:"
+        prefix = place(columns.partition.topic, columns.topic_id, columns.partition.number, "")
         return [f"{prefix}{offset}" for offset in columns.offsets]
 
 

@@ -509,7 +509,7 @@ class Inbox:
                     claims.newly_failed = True
                     record.parked = False  # waiting would not make it another message
                     record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
-                record.message.id = f"{record.message.id}~{record.coordinates}"
+                record.message.id = f"{record.message.id}~{record.place}"
                 record.key = self._key_of(record.message.id)
             by_key[record.key] = index
         lost = await self._insert(connection, records, by_key)
@@ -536,7 +536,7 @@ def _lengthened(sources: Iterable[int], offsets: Iterable[int], hashes: Iterable
 
 def _row_id(record: Record) -> str:
     """Where a failure is kept. A type without inbox must not touch the row of a message that has one."""
-    return record.message.id if record.in_inbox else f"{record.message.id}~{record.coordinates}"
+    return record.message.id if record.in_inbox else f"{record.message.id}~{record.place}"
 
 
 def _uuids(keys: Iterable[bytes]) -> list[str]:

@@ -32,7 +32,7 @@ RAISE_EPOCH = """
                         trying = NULL
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset,
-              l.source, l.starts, l.suspect, l.deaths
+              l.source, l.starts, l.suspect, l.deaths, l.first_epoch
 """
 
 # A statement of its own, behind the one above: only so it sees what a predecessor committed while that one waited.
@@ -126,6 +126,7 @@ class LedgerRow:
     starts: int = 0  # of owners that began to work since a batch was last committed
     suspect: range | None = None  # the offsets that were at work when the last owner died
     deaths: int = 0  # of owners in a row, at just those offsets
+    first_epoch: int = 0  # offsets committed under an older one are of another topic, which had the name before
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class Ledger:
                 row["starts"],
                 row["suspect"] and range(row["suspect"].lower, row["suspect"].upper),
                 row["deaths"],
+                row["first_epoch"],
             )
             for row in rows
         }

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from processor import dead_letters, failpoints, failures, identity, parking, sqlstates
+from processor import dead_letters, failpoints, failures, identity, parking, recovery, sqlstates
 from processor.ahead import Ahead
 from processor.attempts import Attempts
 from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError, Stop, Unattributed, Wait, let_go
@@ -64,6 +64,8 @@ IDLE_SECONDS = 1.0
 # How often positions are moved past what is nobody's to process: long before it can expire, and so seldom that the
 # marker behind each of a producer's transactions does not cost us another one.
 MOVE_ON_SECONDS = 60.0
+# How often to ask whether the topics are still the ones that are read.
+TOPICS_SECONDS = 2.0
 
 # These mean: what was committed has to be looked up. Everything else is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
@@ -167,7 +169,7 @@ class Loop:
 
     async def run(self) -> None:
         """Until told to stop; raises Halt where an operator has to decide."""
-        helpers = [asyncio.create_task(self._orphans.watch())]
+        helpers = [asyncio.create_task(self._orphans.watch()), asyncio.create_task(self._watch_topics())]
         if self._acts:
             helpers.append(asyncio.create_task(self._attempts.reap()))
         for helper in helpers:
@@ -195,6 +197,26 @@ class Loop:
             await asyncio.wait(beside)
             self._publications.close()
             await self._ahead.close()
+
+    async def _watch_topics(self) -> None:
+        """Halt what is read of a topic that is deleted and created anew meanwhile.
+
+        Clients do not tell: librdkafka goes on in the new topic, at its position in the old one.
+        """
+        while True:
+            await asyncio.sleep(TOPICS_SECONDS)
+            known = {a: a.topic_id for a in self._source.owned() if a.topic_id}
+            try:
+                topics = await asyncio.to_thread(self._cluster.topics, {a.partition.topic for a in known})
+            except BatchAborted:  # nobody can be asked; next time, then
+                continue
+            for assignment, topic_id in known.items():
+                topic = topics.get(assignment.partition.topic)
+                if topic is not None and assignment.topic_id == topic_id:  # not recovered in the meantime
+                    try:
+                        recovery.same_topic(assignment.partition, topic_id, topic.id)
+                    except Halt as halt:
+                        self._holding.halt(assignment, str(halt))
 
     def _helper_ended(self, helper: asyncio.Task[None]) -> None:
         if not helper.cancelled() and (error := helper.exception()) is not None:

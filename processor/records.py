@@ -30,6 +30,11 @@ class Partition(NamedTuple):
         return f"{self.topic}[{self.number}]"
 
 
+def place(topic: str, topic_id: str, partition: int, offset: int | str) -> str:
+    """Names a record for good: at the same offset of another topic that has, or had, the name is another record."""
+    return f"{topic}:{topic_id}:{partition}:{offset}"
+
+
 def last_header(headers: Headers, name: str) -> bytes | None:
     """The last header of that name, as Kafka's own convention has it."""
     for key, value in reversed(headers):
@@ -224,4 +229,10 @@ class Record:
 
     @property
     def coordinates(self) -> str:
+        """For people; what is stored under a name needs `place`."""
         return f"{self.message.topic}:{self.message.partition}:{self.message.offset}"
+
+    @property
+    def place(self) -> str:
+        message = self.message
+        return place(message.topic, self.assignment.topic_id, message.partition, message.offset)

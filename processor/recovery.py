@@ -86,7 +86,10 @@ def decide(
     on_database_behind: str,
 ) -> Step:
     """Raises Halt where going on could lose or double something."""
-    _same_topic(partition, ledger, log)
+    if ledger is not None:
+        same_topic(partition, ledger.topic_id, log.topic_id)
+        if committed is not None and committed.epoch is not None and committed.epoch < ledger.first_epoch:
+            committed = None  # in the topic that had the name before
     if ledger is None:
         return _without_ledger(partition, committed, log, start, on_database_behind)
     unsent = ledger.first_offset if ledger.unsent else None
@@ -145,12 +148,11 @@ def _database_behind(partition: Partition, behind: int, committed: int, on_datab
     return Step("reapplying", behind, silent_below=committed)
 
 
-def _same_topic(partition: Partition, ledger: LedgerRow | None, log: Log) -> None:
-    if ledger is not None and ledger.topic_id != log.topic_id:
+def same_topic(partition: Partition, known: str, now: str) -> None:
+    if known != now:
         raise Halt(
-            f"{partition}: the topic was deleted and created anew (id {ledger.topic_id}, now {log.topic_id}); its "
-            "offsets mean other records. Run it under a new `consumer` name, or delete this consumer's ledger rows "
-            "of the topic to start over"
+            f"{partition}: the topic was deleted and created anew (id {known}, now {now}); its offsets mean other "
+            "records. To read the new one from its beginning: `processor topic-recreated CONFIG`"
         )
 
 

@@ -135,7 +135,7 @@ class Takeover:
                     left[assignment] = f"{partition}: another instance was faster"
                     del steps[assignment]
                     continue
-                assignment.source = source
+                assignment.source, assignment.topic_id = source, logs[partition].topic_id
                 if row is not None and not assignment.known:
                     # An owner before us died of its first batch: one of the next records may be why.
                     assignment.caution = self._settings.batch.max_messages if row.starts else 0

@@ -288,5 +288,5 @@ async def test_integer_beyond_64_bits_among_ids_of_many_digits_fails_only_its_ow
     good = [id_ for n, id_ in enumerate(LONG) if n != 130]
     assert await b.effects() == said(b) == good
     # In a value that cannot be read there is no id either.
-    assert await not_completed(b) == {f"{b.input}:0:131": "number_out_of_range"}
+    assert await not_completed(b) == {b.place(131): "number_out_of_range"}
     assert sorted(handlers.calls) == sorted(["gate", *good])

@@ -91,7 +91,7 @@ async def test_collision_parks_its_key_for_the_rest_of_its_batch(bench: MakeBenc
         await in_one_batch(b, [another, *messages("K2", "K3", key=b"K"), *messages("A1", key=b"A")])
         await b.done()
         assert await b.effects() == ["K1", "A1"]
-        collided = f"K1~{b.input}:0:2"
+        collided = f"K1~{b.place(2)}"
         assert await statuses(b) == {collided: "failed", "K2": "parked", "K3": "parked"}
         assert json.loads((await b.inbox())[collided]["error"])["reason"] == "collision"
         code, told = await redrive(b, "--key", "K")

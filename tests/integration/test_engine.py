@@ -198,7 +198,7 @@ async def test_missing_id_is_a_failure_under_the_coordinates(bench: MakeBench) -
     rows = await b.inbox()
     assert {name: row["status"] for name, row in rows.items()} == {
         "e": "completed",
-        f"{b.input}:0:1": "failed",
+        b.place(1): "failed",
         "m": "completed",
     }
     assert await b.effects() == ["a", "c"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from processor import Unavailable
 from processor.errors import Halt
@@ -19,7 +18,6 @@ from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.logs import events
 from tests.support.publishing import Kafka, crash
-from tests.support.waiting import eventually
 
 
 def sent(start: int, stop: int) -> list[Sent]:
@@ -180,22 +178,6 @@ async def test_database_that_lost_commits_halts_and_reapplies_only_when_told_so(
     assert await b.effects() == words(0, 12)
     assert said(b) == words(0, 12)
     assert (await b.rows("SELECT epoch FROM ledger"))[0]["epoch"] > row["epoch"]
-
-
-async def test_recreated_topic_halts(bench: MakeBench) -> None:
-    b = bench()
-    b.send(sent(0, 3))
-    await b.run_until_done()
-    b.admin.delete_topics([b.input])[b.input].result(SECONDS)
-
-    def created() -> bool:
-        return b.admin.create_topics([NewTopic(b.input, 1, 1)])[b.input].exception(SECONDS) is None
-
-    eventually(created, SECONDS, "the topic can be created again")
-    b.send(sent(3, 6))
-    with pytest.raises(Halt, match="created anew"):
-        await b.run_until_done()
-    assert await b.effects() == words(0, 3)
 
 
 async def test_records_that_expired_unread_halt_and_the_gap_can_be_accepted(bench: MakeBench) -> None:

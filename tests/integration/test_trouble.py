@@ -126,8 +126,8 @@ async def test_failure_of_a_type_without_inbox_leaves_the_row_of_another_message
     await b.run_until_done()
     assert await statuses(b) == {
         "o1": "completed",
-        f"o1~{b.input}:0:1": "failed",
-        f"o1~{b.input}:0:2": "failed",
+        f"o1~{b.place(1)}": "failed",
+        f"o1~{b.place(2)}": "failed",
     }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from processor import config, dispatch
@@ -161,22 +161,27 @@ class Bench:
     async def inbox(self) -> dict[str, dict[str, Any]]:
         """Every row by its message id; that of a plainly completed message is known only by its digest."""
         rows = await self.rows(
-            """SELECT inbox.*, status::text AS status, topic, partition
+            """SELECT inbox.*, status::text AS status, topic, partition, topic_id
                FROM inbox LEFT JOIN ledger USING (source) ORDER BY topic, partition, "offset", received_at"""
         )
         known = {self.key_of(id_): id_ for id_ in self._sent_ids}
         found: dict[str, dict[str, Any]] = {}
         for row in rows:
-            coordinates = f"{row['topic']}:{row['partition']}:{row['offset']}"
+            place = f"{row['topic']}:{row['topic_id']}:{row['partition']}:{row['offset']}"
             id_ = known.get(row["key"])
             if id_ is None:  # without an id of its own, or one that another message has already
-                more = [coordinates, *(f"{id_}~{coordinates}" for id_ in known.values())]
+                more = [place, *(f"{id_}~{place}" for id_ in known.values())]
                 id_ = next((id_ for id_ in more if self.key_of(id_) == row["key"]), None)
             assert id_ is not None, f"nothing that was sent accounts for this row: {row}"
             assert row["message_id"] in (None, id_), row
             found[id_] = row
         assert len(found) == len(rows)
         return found
+
+    def place(self, offset: int, partition: int = 0) -> str:
+        """The name of an input record that has no other."""
+        described = self.admin.describe_topics(TopicCollection([self.input]))[self.input].result(SECONDS)
+        return f"{self.input}:{described.topic_id}:{partition}:{offset}"
 
     def key_of(self, message_id: str) -> uuid.UUID:
         """The inbox' primary key, made without the processor's help."""

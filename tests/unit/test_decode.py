@@ -75,7 +75,7 @@ def decode(value: bytes | None, handler: Any = as_dict, **overrides: Any) -> Rec
         "headers": [("type", b"T")],
         **overrides,
     }
-    incoming = Incoming("orders", 0, 5, fields["timestamp_ms"], fields["key"], value, fields["headers"])
+    incoming = Incoming("orders", 0, 5, fields["timestamp_ms"], fields["key"], value, fields["headers"], "id1")
     return decoder(Routes({"T": route(handler)}), **settings).decode(incoming, ASSIGNMENT)
 
 
@@ -187,7 +187,7 @@ def test_star_takes_every_other_type() -> None:
 def test_unusable_id_fails_under_the_coordinates(headers: list[tuple[str, bytes]], expected: str) -> None:
     record = decode(b"{}", headers=[("type", b"T"), *headers], settings={"id": ("header:message-id",)})
     assert reason(record) == expected
-    assert record.message.id == "orders:0:5"
+    assert record.message.id == "orders:id1:0:5"
 
 
 def test_redriven_record_is_the_message_that_its_header_names() -> None:
@@ -234,7 +234,7 @@ def test_last_of_several_redrives_counts_and_none_is_left() -> None:
 def test_redrive_under_an_unusable_id_fails_under_the_coordinates(id_: bytes | None, expected: str) -> None:
     record = decode(b"{}", headers=[("type", b"T"), ("message-id", b"m"), (REDRIVE, id_)])
     assert reason(record) == expected
-    assert record.message.id == "orders:0:5"
+    assert record.message.id == "orders:id1:0:5"
     assert record.redriven
     assert list(record.message.headers) == [("type", b"T"), ("message-id", b"m")]
 

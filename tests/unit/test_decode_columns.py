@@ -270,7 +270,7 @@ def decoder(handled: Routes, **message: Any) -> Decoder:
 
 
 def alone(decoder: Decoder, raw: Raw) -> Record:
-    return decoder.decode(_incoming(raw, ASSIGNMENT.partition), ASSIGNMENT)
+    return decoder.decode(_incoming(raw, ASSIGNMENT), ASSIGNMENT)
 
 
 def told(record: Record) -> dict[str, Any]:

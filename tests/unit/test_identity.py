@@ -20,7 +20,7 @@ def incoming(
     timestamp_ms: int | None = 1_700_000_000_000,
 ) -> Incoming:
     payload = value if value is None or isinstance(value, bytes) else orjson.dumps(value)
-    return Incoming("orders", 2, 41, timestamp_ms, key, payload, headers or [])
+    return Incoming("orders", 2, 41, timestamp_ms, key, payload, headers or [], "id1")
 
 
 def id_of(chain: list[str], record: Incoming, type_: str | None = None) -> str | None:
@@ -34,7 +34,7 @@ def test_header_takes_the_last_of_that_name() -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"\xff\xfe"])
 def test_header_that_is_null_empty_or_not_utf8_does_not_yield(value: bytes | None) -> None:
-    assert id_of(["header:message-id", "offset"], incoming(headers=[("message-id", value)])) == "orders:2:41"
+    assert id_of(["header:message-id", "offset"], incoming(headers=[("message-id", value)])) == "orders:id1:2:41"
 
 
 @pytest.mark.parametrize(
@@ -75,24 +75,24 @@ def test_business_template_needs_every_field() -> None:
     chain = ["business:order:{order_id}:{type}", "offset"]
     assert id_of(chain, incoming({"order_id": 5}), "OrderPlaced") == "order:5:OrderPlaced"
     assert id_of(chain, incoming({"order_id": 5, "type": "InPayload"}), "Header") == "order:5:InPayload"
-    assert id_of(chain, incoming({"other": 5}), "OrderPlaced") == "orders:2:41"
-    assert id_of(chain, incoming({"order_id": 5}), None) == "orders:2:41"
+    assert id_of(chain, incoming({"other": 5}), "OrderPlaced") == "orders:id1:2:41"
+    assert id_of(chain, incoming({"order_id": 5}), None) == "orders:id1:2:41"
     assert id_of(["business:{key}/{/a/b}"], incoming({"a": {"b": "deep"}}, key=b"K")) == "K/deep"
 
 
 def test_content_hash_is_sha256_of_the_value_and_a_delete_marker_has_none() -> None:
     assert id_of(["content-hash"], incoming(b"abc")) == hashlib.sha256(b"abc").hexdigest()
-    assert id_of(["content-hash", "offset"], incoming(None)) == "orders:2:41"
+    assert id_of(["content-hash", "offset"], incoming(None)) == "orders:id1:2:41"
 
 
 def test_null_value_and_null_key_fall_through_to_the_offset() -> None:
     chain = ["payload:/event_id", "business:{key}", "content-hash", "offset"]
-    assert id_of(chain, incoming(None, key=None)) == "orders:2:41"
+    assert id_of(chain, incoming(None, key=None)) == "orders:id1:2:41"
 
 
 def test_broken_json_does_not_yield_and_is_not_parsed_twice() -> None:
     record = incoming(b"{not json")
-    assert id_of(["payload:/a", "payload:/b", "offset"], record) == "orders:2:41"
+    assert id_of(["payload:/a", "payload:/b", "offset"], record) == "orders:id1:2:41"
     assert record.problem is not None
     assert record.problem.failure.reason == "not_json"
 

@@ -134,6 +134,13 @@ def test_recreated_topic_halts_whatever_the_offsets_say() -> None:
         step(ledger(400, 500), ours(500), Log("topic-2", 0, 1000))
 
 
+def test_offset_that_was_committed_for_a_topic_that_had_the_name_before_says_nothing() -> None:
+    row = LedgerRow(9, "topic-1", 0, 40, 4, [b"stored"], first_epoch=8)
+    anew = Step("offsets_forgotten", 40, send_from=0, commit=40)
+    assert step(row, ours(900, 7)) == step(row, ours(30, 7)) == step(row, None) == anew
+    assert step(row, ours(40, 8)).event == "in_step"
+
+
 @pytest.mark.parametrize("committed", [ours(500), foreign(500), foreign(450)])
 @pytest.mark.parametrize("log", [Log("topic-1", 600, 1000), Log("topic-1", 0, 100)])
 def test_position_outside_the_log_halts_and_is_never_reset(committed: Committed, log: Log) -> None:
