@@ -76,7 +76,7 @@ class Turns:
                 log.warning("frozen_session_ended", backend=frozen)
             if not await connection.fetchval(WAITS, backend):
                 raise TimeoutError("Postgres does not answer")
-        log.debug("turn_waited_for", seconds=self._patience)
+        log.info("still_waiting_for_turn", seconds=self._patience)
 
     def committed(self) -> None:
         if self._alone:

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.chaos.conftest import Fragile
 from tests.conftest import Deploy, Start
 from tests.support import sql
 from tests.support.deployments import Deployment
@@ -118,6 +119,32 @@ def test_worker_whose_other_connections_are_cut_off_keeps_its_slot(deployment: D
     verifier.assert_exactly_once()
     for member in members:
         assert_never_fenced(member)
+
+
+def test_workers_do_not_fence_each_other_when_postgres_has_been_restarted(
+    fragile: Fragile, deployment: Deploy, start: Start
+) -> None:
+    """Who waits longest before it tries again is back last, and is no dead process for that."""
+    deployed = deployment(
+        handler="reserve_many", partitions=6, stack=fragile.addresses, database=fragile.databases.migrated()
+    )
+    verifier = deployed.verifier()
+    members = [start(deployed) for _ in range(3)]
+    with deployed.feed().flowing(rate=200):
+        for member in members:
+            member.wait_for("partition_ready")
+        verifier.wait_until_committed(50)
+        fragile.stack.postgres.kill()
+        for member in members:
+            member.wait_for("starting_over", kind="ConnectionLost")
+        fragile.stack.postgres.start()
+        eventually(lambda: slots(deployed) == len(members), 30, "every worker has a slot again")
+        verifier.wait_until_committed(200)
+    verifier.assert_exactly_once()
+    for member in members:
+        assert_never_fenced(member)
+        member.terminate()
+        assert member.wait() == 0, member.tail()
 
 
 def assert_never_fenced(member: Process) -> None:
