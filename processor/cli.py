@@ -124,27 +124,36 @@ def migrate(
     """Bring the database to the schema this release and its handlers need.
 
     Applies the numbered SQL files that are missing, each in one transaction, and records them. May be run by
-    many processes at once and again at any time. A file that fails leaves nothing behind.
+    many processes at once and again at any time. A file that fails leaves nothing behind; those before it stay.
     """
     from processor import migrate as migrations
 
-    async def act(settings: config.Settings) -> list[tuple[str, int, str]]:
+    files: list[dict[str, Any]] = []
+
+    def tell(one: migrations.Migration | migrations.Applied) -> None:
+        files.append({"set": one.set_name, "version": one.version, "name": one.name})
+        if not as_json:
+            word = "would apply" if dry_run else "applied"
+            typer.echo(f"{word} {one.set_name}/{one.version:04}_{one.name}")
+
+    async def act(settings: config.Settings) -> None:
         sets = migrations.sets(settings)
         async with migrations.connected(settings) as connection:
             if dry_run:
-                pending = (await migrations.status(connection, sets)).pending
-                return [(one.set_name, one.version, one.name) for one in pending]
-            applied = await migrations.apply(connection, sets)
-            return [(one.set_name, one.version, one.name) for one in applied]
+                for pending in (await migrations.status(connection, sets)).pending:
+                    tell(pending)
+            else:
+                await migrations.apply(connection, sets, tell)
 
-    done = asyncio.run(act(config.load(config_file)))
+    try:
+        asyncio.run(act(config.load(config_file)))
+    except ProcessorError:
+        if as_json and files:
+            _print_json({"dry_run": dry_run, "applied": files})
+        raise
     if as_json:
-        files = [{"set": name, "version": number, "name": title} for name, number, title in done]
         _print_json({"dry_run": dry_run, "pending" if dry_run else "applied": files})
-        return
-    for name, number, title in done:
-        typer.echo(f"{'would apply' if dry_run else 'applied'} {name}/{number:04}_{title}")
-    if not done:
+    elif not files:
         typer.echo("nothing to apply: the database is as this code needs it")
 
 

@@ -1,8 +1,11 @@
 """Brings the database to the schema this code needs: numbered SQL files, forward only, each applied once.
 
-Each folder is a set with its own numbers, recorded by the set's name. One advisory lock lets processes that
+Each folder is a set with its own numbers, recorded by consumer and name. One advisory lock lets processes that
 start together take turns. A file that was applied is history: an edited one is refused, and so is a database
 that has files this code does not know, because older code must not run on a newer schema.
+
+Consumers may share a folder, and others have one that is only called the same. Its first file tells: where two have
+recorded the same one, each file was applied for both; where the first differs, neither knows of the other.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,26 +41,32 @@ LOCK_POLL_SECONDS = 0.2
 
 CREATE_TABLE = """
     CREATE TABLE IF NOT EXISTS processor_migrations (
+        consumer   text        NOT NULL,  -- '' for the processor's own set
         set_name   text        NOT NULL,
         version    integer     NOT NULL,
         name       text        NOT NULL,
         checksum   text        NOT NULL,
         applied_at timestamptz NOT NULL DEFAULT now(),
-        PRIMARY KEY (set_name, version)
+        PRIMARY KEY (set_name, consumer, version)
     )
 """
 TABLE_EXISTS = "SELECT to_regclass('processor_migrations') IS NOT NULL"
 SELECT_APPLIED = """
-    SELECT set_name, version, name, checksum FROM processor_migrations
+    SELECT consumer, set_name, version, name, checksum FROM processor_migrations
     WHERE set_name = ANY($1::text[]) ORDER BY set_name, version
 """
-INSERT_APPLIED = "INSERT INTO processor_migrations (set_name, version, name, checksum) VALUES ($1, $2, $3, $4)"
+# What was applied for another consumer is only noted.
+INSERT_APPLIED = """
+    INSERT INTO processor_migrations (consumer, set_name, version, name, checksum) VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT DO NOTHING
+"""
 
 log = telemetry.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
+    consumer: str
     set_name: str
     version: int
     name: str
@@ -67,6 +76,10 @@ class Migration:
     @property
     def label(self) -> str:
         return f"{self.set_name}/{self.version:04}_{self.name}"
+
+    @property
+    def record(self) -> tuple[str, str, int, str, str]:
+        return self.consumer, self.set_name, self.version, self.name, self.checksum
 
     @property
     def checksum(self) -> str:
@@ -83,6 +96,7 @@ class MigrationSet:
     name: str
     folder: Path
     migrations: tuple[Migration, ...]
+    consumer: str = ""  # whose it is; the processor's own is everybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +134,7 @@ def sets(settings: Settings) -> tuple[MigrationSet, ...]:
                 f"{settings.source}: database.migrations: {folder}: a second set named {name};"
                 " rename the folder (a folder called migrations is named after the one above it)"
             )
-        found.append(read_set(folder, name))
+        found.append(read_set(folder, name, settings.consumer))
     return tuple(found)
 
 
@@ -130,11 +144,11 @@ def set_name(folder: Path) -> str:
     return above[-1] if name == "migrations" and above else name
 
 
-def read_set(folder: Path, name: str) -> MigrationSet:
+def read_set(folder: Path, name: str, consumer: str = "") -> MigrationSet:
     """Read a folder's files; they must be numbered 0001, 0002, … without gap or repeat."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".sql")
-        migrations = [_read(path, name) for path in paths]
+        migrations = [_read(path, consumer, name) for path in paths]
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
     if not migrations:
@@ -144,7 +158,7 @@ def read_set(folder: Path, name: str) -> MigrationSet:
             raise ConfigError(f"{migration.path}: the number {migration.version:04} is taken by another file")
         if migration.version > expected:
             raise ConfigError(f"{migration.path}: the number {expected:04} is missing before it")
-    return MigrationSet(name, folder, tuple(migrations))
+    return MigrationSet(name, folder, tuple(migrations), consumer)
 
 
 @asynccontextmanager
@@ -180,13 +194,11 @@ def unreachable(settings: Settings, error: BaseException) -> str:
 
 async def status(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> Status:
     """Compare without changing anything; SetupError if the database disagrees with the files."""
-    rows = []
-    if await connection.fetchval(TABLE_EXISTS):
-        rows = await connection.fetch(SELECT_APPLIED, [one.name for one in wanted])
+    rows = await _rows(connection, wanted) if await connection.fetchval(TABLE_EXISTS) else []
     applied: list[Migration] = []
     pending: list[Migration] = []
     for one in wanted:
-        recorded = {row["version"]: row for row in rows if row["set_name"] == one.name}
+        recorded = _history(one, [row for row in rows if row["set_name"] == one.name])
         newer = [row for version, row in recorded.items() if version > len(one.migrations)]
         if newer:
             last = f"{one.name}/{newer[-1]['version']:04}_{newer[-1]['name']}"
@@ -206,6 +218,19 @@ async def status(connection: Connection[Record], wanted: Sequence[MigrationSet])
     return Status(tuple(applied), tuple(pending))
 
 
+async def _rows(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> list[Record]:
+    return await connection.fetch(SELECT_APPLIED, [one.name for one in wanted])
+
+
+def _history(one: MigrationSet, rows: Sequence[Record]) -> dict[int, Record]:
+    """What was applied of a set, for whichever consumer that has it from its first file on."""
+    firsts = {row["consumer"]: (row["name"], row["checksum"]) for row in rows if row["version"] == 1}
+    ours = firsts.get(one.consumer, (one.migrations[0].name, one.migrations[0].checksum))
+    shared = [row for row in rows if firsts.get(row["consumer"]) == ours]
+    shared.sort(key=lambda row: (row["version"], row["consumer"] == one.consumer))  # our own record counts
+    return {row["version"]: row for row in shared}
+
+
 async def require_current(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> None:
     """Refuse to go on unless exactly these files are applied."""
     pending = (await status(connection, wanted)).pending
@@ -214,21 +239,36 @@ async def require_current(connection: Connection[Record], wanted: Sequence[Migra
         raise SetupError(f"the database lacks {names}: run `processor migrate CONFIG`")
 
 
-async def apply(target: Connection[Record] | str, wanted: Sequence[MigrationSet]) -> list[Applied]:
-    """Apply what is missing and return it. Safe to call from many processes at once."""
+async def apply(
+    target: Connection[Record] | str,
+    wanted: Sequence[MigrationSet],
+    tell: Callable[[Applied], None] = lambda _applied: None,
+) -> list[Applied]:
+    """Apply what is missing and return it. Safe to call from many processes at once.
+
+    Each file is told of as soon as it is there: one that fails takes none back that came before it.
+    """
     if isinstance(target, str):
         connection = await asyncpg.connect(target)
         try:
-            return await apply(connection, wanted)
+            return await apply(connection, wanted, tell)
         finally:
             await connection.close()
     async with _locked(target):
         await target.execute(CREATE_TABLE)
-        pending = (await status(target, wanted)).pending
-        return [await _apply(target, migration) for migration in pending]
+        found = await status(target, wanted)
+        recorded = {(row["consumer"], row["set_name"], row["version"]) for row in await _rows(target, wanted)}
+        for migration in found.applied:
+            if migration.record[:3] not in recorded:
+                await target.execute(INSERT_APPLIED, *migration.record)
+        done = []
+        for migration in found.pending:
+            done.append(await _apply(target, migration))
+            tell(done[-1])
+        return done
 
 
-def _read(path: Path, set_name: str) -> Migration:
+def _read(path: Path, consumer: str, set_name: str) -> Migration:
     matched = FILE_NAME.fullmatch(path.name)
     if not matched:
         raise ConfigError(f"{path}: not named like 0001_lower_case_name.sql")
@@ -238,7 +278,7 @@ def _read(path: Path, set_name: str) -> Migration:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     if not re.sub(r"--[^\n]*|\s", "", sql):
         raise ConfigError(f"{path}: holds no SQL")
-    return Migration(set_name, int(matched[1]), matched[2], path, sql)
+    return Migration(consumer, set_name, int(matched[1]), matched[2], path, sql)
 
 
 def _require_unedited(migration: Migration, row: Record) -> None:
@@ -273,17 +313,16 @@ async def _locked(connection: Connection[Record]) -> AsyncIterator[None]:
 
 async def _apply(connection: Connection[Record], migration: Migration) -> Applied:
     started = time.monotonic()
-    recorded = (migration.set_name, migration.version, migration.name, migration.checksum)
     try:
         if migration.in_transaction:
             async with connection.transaction(isolation="read_committed"):
                 await connection.execute(migration.sql)
                 if not connection.is_in_transaction():
                     raise SetupError(f"{migration.path}: must not end its transaction itself (COMMIT or ROLLBACK)")
-                await connection.execute(INSERT_APPLIED, *recorded)
+                await connection.execute(INSERT_APPLIED, *migration.record)
         else:
             await connection.execute(migration.sql)
-            await connection.execute(INSERT_APPLIED, *recorded)
+            await connection.execute(INSERT_APPLIED, *migration.record)
     except asyncpg.PostgresError as error:
         raise SetupError(_failure(migration, error)) from None
     seconds = time.monotonic() - started

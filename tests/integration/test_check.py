@@ -198,7 +198,7 @@ def test_an_error_that_is_mapped_to_a_class_must_exist(deployment: Deployment) -
 
 def test_a_newer_database_is_refused(deployment: Deployment) -> None:
     deployment.processor("migrate", "orders.toml")
-    deployment.execute("INSERT INTO processor_migrations VALUES ('processor', 9999, 'future', 'x')")
+    deployment.execute("INSERT INTO processor_migrations VALUES ('', 'processor', 9999, 'future', 'x')")
     (newer,) = deployment.failures()
     assert "the database is newer than this code: it has processor/9999_future" in newer
 

@@ -30,12 +30,12 @@ async def connection(empty_database: str) -> AsyncIterator[Connection[Record]]:
     await connection.close()
 
 
-def shop(folder: Path, **files: str) -> MigrationSet:
+def shop(folder: Path, consumer: str = "", **files: str) -> MigrationSet:
     """A set named shop; `_0001_orders="…"` becomes the file 0001_orders.sql."""
     folder.mkdir(exist_ok=True)
     for name, sql in files.items():
         (folder / f"{name[1:]}.sql").write_text(sql)
-    return read_set(folder, "shop")
+    return read_set(folder, "shop", consumer)
 
 
 def names(applied: list[Applied]) -> list[tuple[str, int, str]]:
@@ -140,6 +140,41 @@ async def test_newer_code_asks_for_migrate(connection: Connection[Record], tmp_p
     assert tables == 0, "looking changes nothing"
 
 
+async def test_folders_of_the_same_name_that_belong_to_two_services_do_not_know_each_other(
+    connection: Connection[Record], tmp_path: Path
+) -> None:
+    one = shop(tmp_path / "one", "orders", _0001_orders=ORDERS, _0002_total=TOTAL)
+    other = shop(tmp_path / "other", "returns", _0001_orders=ORDERS.replace("orders", "returns"))
+    assert len(await migrate.apply(connection, [one])) == 2
+    assert names(await migrate.apply(connection, [other])) == [("shop", 1, "orders")]
+    for wanted in (one, other):
+        assert await migrate.apply(connection, [wanted]) == []
+        await migrate.require_current(connection, [wanted])
+    edited = shop(tmp_path / "other", "returns", _0001_orders="CREATE TABLE others ();")
+    with pytest.raises(SetupError, match="was edited after it was applied"):
+        await migrate.apply(connection, [edited])
+
+
+async def test_consumers_that_share_a_folder_apply_each_file_once(
+    connection: Connection[Record], tmp_path: Path
+) -> None:
+    folder = tmp_path / "sql"
+    await migrate.apply(connection, [shop(folder, "orders", _0001_orders=ORDERS)])
+    await migrate.require_current(connection, [shop(folder, "returns")])
+    assert await migrate.apply(connection, [shop(folder, "returns")]) == []
+    assert names(await migrate.apply(connection, [shop(folder, "returns", _0002_total=TOTAL)])) == [
+        ("shop", 2, "total")
+    ]
+    assert await migrate.apply(connection, [shop(folder, "orders")]) == []
+    older = shop(tmp_path / "older", "orders", _0001_orders=ORDERS)
+    with pytest.raises(SetupError, match="newer than this code: it has shop/0002_total"):
+        await migrate.require_current(connection, [older])
+    for consumer in ("orders", "returns"):
+        edited = shop(folder, consumer, _0001_orders=ORDERS + "-- edited")
+        with pytest.raises(SetupError, match=r"0001_orders\.sql: was edited after it was applied"):
+            await migrate.apply(connection, [edited])
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [
@@ -180,12 +215,33 @@ def command(directory: Path, url: str, *arguments: str) -> subprocess.CompletedP
     )
 
 
+CONFIG = """
+consumer = "a"
+topic = "b"
+handlers.C = "d:e"
+kafka.bootstrap_servers = "x"
+database.migrations = ["shop"]
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_files_that_were_applied_before_one_failed_are_shown(
+    empty_database: str, tmp_path: Path, as_json: bool
+) -> None:
+    shop(tmp_path / "shop", _0001_orders=ORDERS, _0002_total="SELECT 1/0;")
+    (tmp_path / "orders.toml").write_text(CONFIG)
+    done = command(tmp_path, empty_database, *(["--json"] if as_json else []))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: shop/0002_total.sql: division by zero (22012); ")
+    if as_json:
+        assert json.loads(done.stdout)["applied"][-1] == {"set": "shop", "version": 1, "name": "orders"}
+    else:
+        assert done.stdout.splitlines()[-1] == "applied shop/0001_orders"
+
+
 def test_the_command_shows_then_applies_then_has_nothing_to_do(empty_database: str, tmp_path: Path) -> None:
     shop(tmp_path / "shop", _0001_orders=ORDERS)
-    (tmp_path / "orders.toml").write_text(
-        'consumer = "a"\ntopic = "b"\nhandlers.C = "d:e"\nkafka.bootstrap_servers = "x"\n'
-        'database.migrations = ["shop"]\n'
-    )
+    (tmp_path / "orders.toml").write_text(CONFIG)
     dry = command(tmp_path, empty_database, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert "would apply shop/0001_orders" in dry.stdout.splitlines()
