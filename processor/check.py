@@ -23,7 +23,7 @@ from confluent_kafka.admin import AclOperation as Operation  # type: ignore[attr
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.admin import ResourceType as Resource  # type: ignore[attr-defined]
 
-from processor import dispatch, failures, librdkafka, migrate, recreated
+from processor import dispatch, failures, librdkafka, migrate, recreated, rights
 from processor.cluster import Cluster
 from processor.config import Settings
 from processor.errors import ConfigError, ProcessorError, SetupError
@@ -40,15 +40,6 @@ HEARTBEAT, SESSION = "consumer.heartbeat.interval.ms", "consumer.session.timeout
 SLOWEST_HEARTBEAT_MS, LONGEST_SESSION_MS = 500, 10_000
 BETTER_HEARTBEAT_MS, BETTER_SESSION_MS = 250, 6_000
 
-TABLE_PRIVILEGES = """
-    SELECT t.name AS table, p.name AS privilege
-    FROM unnest(ARRAY['inbox', 'ledger', 'unsent']) AS t(name),
-         unnest(CASE name WHEN 'ledger' THEN ARRAY['SELECT', 'INSERT', 'UPDATE']
-                          WHEN 'inbox' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']
-                          ELSE ARRAY['SELECT', 'INSERT', 'DELETE'] END) AS p(name)
-    WHERE to_regclass(t.name) IS NOT NULL AND NOT has_table_privilege(to_regclass(t.name), p.name)
-    ORDER BY 1, 2
-"""
 SERVER_STATE = """
     SELECT current_setting('server_version') AS version, current_user AS username,
            current_setting('synchronous_commit') AS synchronous_commit
@@ -122,15 +113,13 @@ async def database(settings: Settings) -> list[Finding]:
             state = await connection.fetchrow(SERVER_STATE)
             assert state is not None
             findings = [_server_state(settings, state)]
-            wanted = migrate.sets(settings)
-            findings.append(await _schema(settings, connection, wanted))
-            if not findings[-1].ok:
-                return findings  # permissions on tables that are not there, or not as they should be, say nothing
-            denied = await connection.fetch(TABLE_PRIVILEGES)
-            lacking = ", ".join(f"{row['privilege']} on {row['table']}" for row in denied)
-            refused = f"{settings.source}: database.url: {state['username']} lacks {lacking}: GRANT it"
-            text = refused if lacking else "inbox, ledger and unsent may be written"
-            findings.append(Finding("server", "database permissions", not lacking, text))
+            if grants := await rights.missing(connection, None):
+                text = f"{settings.source}: database.url: {rights.lacks(grants)}"
+                return [*findings, Finding("server", "database permissions", False, text)]
+            findings.append(await _schema(settings, connection, migrate.sets(settings)))
+            if findings[-1].ok:  # where there are no tables, nothing can be said of them
+                text = "inbox, ledger and unsent may be written"
+                findings.append(Finding("server", "database permissions", True, text))
             return findings
     except TimeoutError:
         text = f"{settings.source}: database.url: no answer within {DEADLINE_SECONDS:.0f} s"

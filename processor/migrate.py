@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from processor import postgres, telemetry
+from processor import postgres, rights, telemetry
 from processor.config import hide_password
 from processor.errors import ConfigError, SetupError
 
@@ -170,6 +170,8 @@ async def connected(settings: Settings) -> AsyncIterator[Connection[Record]]:
         raise SetupError(unreachable(settings, error)) from None
     try:
         yield connection
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise SetupError(rights.lacking(settings, error)) from None
     finally:
         await connection.close()
 
@@ -185,6 +187,8 @@ def unreachable(settings: Settings, error: BaseException) -> str:
             fix = "check user and password in database.url or database.password_file"
         case "3D000":
             fix = "create the database or correct its name in database.url"
+        case "42501":
+            fix = "GRANT CONNECT ON DATABASE to this role"
         case "53300":
             fix = "the server has no free connection"
         case _:
@@ -255,7 +259,7 @@ async def apply(
         finally:
             await connection.close()
     async with _locked(target):
-        await target.execute(CREATE_TABLE)
+        await _prepare(target)
         found = await status(target, wanted)
         recorded = {(row["consumer"], row["set_name"], row["version"]) for row in await _rows(target, wanted)}
         for migration in found.applied:
@@ -266,6 +270,13 @@ async def apply(
             done.append(await _apply(target, migration))
             tell(done[-1])
         return done
+
+
+async def _prepare(connection: Connection[Record]) -> None:
+    """The list of what was applied."""
+    if not await connection.fetchval(TABLE_EXISTS):
+        await rights.require_to_create(connection, None)
+        await connection.execute(CREATE_TABLE)
 
 
 def _read(path: Path, consumer: str, set_name: str) -> Migration:
@@ -340,4 +351,6 @@ def _failure(migration: Migration, error: asyncpg.PostgresError) -> str:
         left = "it runs without a transaction, so look for what it left behind"
         if error.sqlstate == "25001":
             left = "a file without a transaction may hold one statement only"
+    if error.sqlstate == "42501":
+        left += "; grant the role what it lacks, or migrate as the owner of the tables"
     return f"{migration.path}{line}: {text} ({error.sqlstate}); {left}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from processor import sqlstates
+from processor import rights, sqlstates
 from processor.arrays import Arrays
 from processor.config import one_by_one
 from processor.database import Statements
@@ -80,6 +80,8 @@ class Session:
                     await self.drop()
                     raise ConnectionLost(f"database connection ({self._role}) lost: {_one_line(error)}") from error
                 self.statements.forget()
+                if sqlstates.is_forbidden(error):
+                    raise SetupError(rights.lacking(self._settings, error)) from None
                 if sqlstates.is_read_only(error):
                     await self.drop()  # this server has become a reader; the next connection may find the writer
                 if self._retried and (sqlstates.is_transient(error) or sqlstates.is_outage(error)):

@@ -19,7 +19,7 @@ from contextlib import suppress
 import structlog
 import uvloop
 
-from processor import dispatch, failpoints, interpreter, migrate, supervisor
+from processor import dispatch, failpoints, interpreter, migrate, rights, supervisor
 from processor.config import Settings
 from processor.engine import Engine
 from processor.errors import ProcessorError
@@ -51,6 +51,7 @@ def run(settings: Settings, workers: int = 1) -> int:
 
 async def _serve(settings: Settings, routes: dispatch.Routes) -> None:
     async with migrate.connected(settings) as connection:
+        await rights.require(connection, settings)
         await migrate.require_current(connection, migrate.sets(settings))
     engine = Engine(settings, routes)
     running = asyncio.ensure_future(engine.run())

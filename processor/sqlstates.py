@@ -64,6 +64,11 @@ def is_refused(error: BaseException) -> bool:
     return _has_state(error, _REFUSED)
 
 
+def is_forbidden(error: BaseException) -> bool:
+    """The role lacks a right; where a handler has met that, it is its error."""
+    return getattr(error, "sqlstate", None) == "42501"
+
+
 def is_known_key(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) == "23505"
 

@@ -522,3 +522,17 @@ async def uneven_outputs(messages: Messages[Any], db: Database) -> Outputs:
 async def ask(message: Message[Any], db: Database) -> None:
     """Its text is a question; the row has the answer."""
     db.write(INSERT, str(await db.fetchval(_what(message))))
+
+
+async def keep_nothing(message: Message[Any], db: Database) -> None:
+    """Needs no table."""
+
+
+async def keep_books(message: Message[Any], db: Database) -> None:
+    """By every way there is, into a table of the team's own that is called like one of ours."""
+    what = _what(message)
+    await db.execute("INSERT INTO ledger (what) VALUES ($1)", what)
+    db.write("UPDATE ledger SET written = written + 1 WHERE what = $1", what)
+    db.collect("INSERT INTO inbox (what) SELECT * FROM unnest($1::text[])", what)
+    db.insert("unsent", what=what)
+    assert await db.fetchval("SELECT count(*) FROM ledger WHERE what = $1", what) == 1
