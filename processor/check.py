@@ -113,7 +113,7 @@ async def database(settings: Settings) -> list[Finding]:
             state = await connection.fetchrow(SERVER_STATE)
             assert state is not None
             findings = [_server_state(settings, state)]
-            if grants := await rights.missing(connection, None):
+            if grants := await rights.missing(connection, settings.database.schema):
                 text = f"{settings.source}: database.url: {rights.lacks(grants)}"
                 return [*findings, Finding("server", "database permissions", False, text)]
             findings.append(await _schema(settings, connection, migrate.sets(settings)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -274,9 +275,14 @@ class TlsSettings(_Table):
         return value
 
 
+# BaseModel has a method of that name, long out of use; here it is the word that everybody looks for.
+warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
+
+
 class DatabaseSettings(_Table):
     url: SecretStr
     password: SecretStr | None = None
+    schema: str | None = None  # type: ignore[assignment]
     tls: TlsSettings = TlsSettings()
     settings: dict[str, str] = {}
     idle_in_transaction_timeout_ms: Milliseconds = 30_000
@@ -314,6 +320,13 @@ class DatabaseSettings(_Table):
             if reason := _unsafe_server_setting(name, value):
                 raise ValueError(f"{name} in its query {reason}")
         return url
+
+    @field_validator("schema")
+    @classmethod
+    def _is_a_plain_name(cls, schema: str | None) -> str | None:
+        if schema is not None and (not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_")):
+            raise ValueError("must be a name of small letters, digits and _, which does not begin with pg_")
+        return schema
 
     @field_validator("settings", mode="before")
     @classmethod

@@ -328,7 +328,7 @@ def _header_value(value: Any) -> bytes | None:
 async def opened(settings: Settings) -> AsyncIterator[Connection[Row]]:
     """A connection to a database that has the tables as this release knows them."""
     async with migrate.connected(settings) as db:
-        await migrate.require_current(db, [migrate.read_set(migrate.core_migrations(), migrate.CORE)])
+        await migrate.require_current(db, [migrate.core(settings)])
         try:
             yield db
         except ProcessorError:

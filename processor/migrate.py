@@ -60,6 +60,10 @@ INSERT_APPLIED = """
     INSERT INTO processor_migrations (consumer, set_name, version, name, checksum) VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT DO NOTHING
 """
+SCHEMA_EXISTS = "SELECT to_regnamespace(quote_ident($1)) IS NOT NULL"
+
+# Somebody has a table, type or function of this name already.
+TAKEN = ("42P07", "42710", "42723")
 
 log = telemetry.get_logger()
 
@@ -97,6 +101,7 @@ class MigrationSet:
     folder: Path
     migrations: tuple[Migration, ...]
     consumer: str = ""  # whose it is; the processor's own is everybody's
+    schema: str | None = None  # where its unqualified names are created; None: as search_path says
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def core_migrations() -> Path:
 
 def sets(settings: Settings) -> tuple[MigrationSet, ...]:
     """The processor's own set first, then those of `database.migrations` in the order given."""
-    found = [read_set(core_migrations(), CORE)]
+    found = [core(settings)]
     for folder in settings.database.migrations:
         name = set_name(folder)
         if name in (known.name for known in found):
@@ -138,13 +143,18 @@ def sets(settings: Settings) -> tuple[MigrationSet, ...]:
     return tuple(found)
 
 
+def core(settings: Settings) -> MigrationSet:
+    """The processor's own set."""
+    return read_set(core_migrations(), CORE, schema=settings.database.schema)
+
+
 def set_name(folder: Path) -> str:
     """A name that does not depend on where the project lies: `handlers/migrations` is `handlers`."""
     *above, name = [part for part in folder.parts if part not in ("/", "..")]
     return above[-1] if name == "migrations" and above else name
 
 
-def read_set(folder: Path, name: str, consumer: str = "") -> MigrationSet:
+def read_set(folder: Path, name: str, consumer: str = "", schema: str | None = None) -> MigrationSet:
     """Read a folder's files; they must be numbered 0001, 0002, … without gap or repeat."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".sql")
@@ -158,7 +168,7 @@ def read_set(folder: Path, name: str, consumer: str = "") -> MigrationSet:
             raise ConfigError(f"{migration.path}: the number {migration.version:04} is taken by another file")
         if migration.version > expected:
             raise ConfigError(f"{migration.path}: the number {expected:04} is missing before it")
-    return MigrationSet(name, folder, tuple(migrations), consumer)
+    return MigrationSet(name, folder, tuple(migrations), consumer, schema)
 
 
 @asynccontextmanager
@@ -259,24 +269,29 @@ async def apply(
         finally:
             await connection.close()
     async with _locked(target):
-        await _prepare(target)
+        await _prepare(target, wanted)
         found = await status(target, wanted)
         recorded = {(row["consumer"], row["set_name"], row["version"]) for row in await _rows(target, wanted)}
         for migration in found.applied:
             if migration.record[:3] not in recorded:
                 await target.execute(INSERT_APPLIED, *migration.record)
+        schemas = {one.name: one.schema for one in wanted}
         done = []
         for migration in found.pending:
-            done.append(await _apply(target, migration))
+            done.append(await _apply(target, migration, schemas[migration.set_name]))
             tell(done[-1])
         return done
 
 
-async def _prepare(connection: Connection[Record]) -> None:
-    """The list of what was applied."""
-    if not await connection.fetchval(TABLE_EXISTS):
-        await rights.require_to_create(connection, None)
-        await connection.execute(CREATE_TABLE)
+async def _prepare(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> None:
+    """The list of what was applied, and the schema for it and all else that is ours."""
+    if await connection.fetchval(TABLE_EXISTS):
+        return
+    (schema,) = [one.schema for one in wanted if one.name == CORE] or [None]
+    await rights.require_to_create(connection, schema)
+    if schema is not None and not await connection.fetchval(SCHEMA_EXISTS, schema):
+        await connection.execute(f'CREATE SCHEMA "{schema}"')
+    await connection.execute(CREATE_TABLE)
 
 
 def _read(path: Path, consumer: str, set_name: str) -> Migration:
@@ -322,23 +337,42 @@ async def _locked(connection: Connection[Record]) -> AsyncIterator[None]:
             await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
 
 
-async def _apply(connection: Connection[Record], migration: Migration) -> Applied:
+async def _apply(connection: Connection[Record], migration: Migration, schema: str | None) -> Applied:
     started = time.monotonic()
     try:
-        if migration.in_transaction:
-            async with connection.transaction(isolation="read_committed"):
-                await connection.execute(migration.sql)
-                if not connection.is_in_transaction():
-                    raise SetupError(f"{migration.path}: must not end its transaction itself (COMMIT or ROLLBACK)")
+        async with _names_lead_to(connection, schema):
+            if migration.in_transaction:
+                async with connection.transaction(isolation="read_committed"):
+                    await _run(connection, migration)
+                    if not connection.is_in_transaction():
+                        raise SetupError(f"{migration.path}: must not end its transaction itself (COMMIT or ROLLBACK)")
+                    await connection.execute(INSERT_APPLIED, *migration.record)
+            else:
+                await _run(connection, migration)
                 await connection.execute(INSERT_APPLIED, *migration.record)
-        else:
-            await connection.execute(migration.sql)
-            await connection.execute(INSERT_APPLIED, *migration.record)
     except asyncpg.PostgresError as error:
         raise SetupError(_failure(migration, error)) from None
     seconds = time.monotonic() - started
     log.debug("migration_applied", migration=migration.label, seconds=round(seconds, 3))
     return Applied(migration.set_name, migration.version, migration.name, seconds)
+
+
+async def _run(connection: Connection[Record], migration: Migration) -> None:
+    """As it stands: what it calls ledger, if it is not the processor's own, need not be ours."""
+    await asyncpg.Connection.execute(connection, migration.sql)
+
+
+@asynccontextmanager
+async def _names_lead_to(connection: Connection[Record], schema: str | None) -> AsyncIterator[None]:
+    if schema is None:
+        yield
+        return
+    await connection.execute("SELECT set_config('search_path', quote_ident($1), false)", schema)
+    try:
+        yield
+    finally:
+        if not connection.is_closed():
+            await connection.execute("RESET search_path")
 
 
 def _failure(migration: Migration, error: asyncpg.PostgresError) -> str:
@@ -353,4 +387,6 @@ def _failure(migration: Migration, error: asyncpg.PostgresError) -> str:
             left = "a file without a transaction may hold one statement only"
     if error.sqlstate == "42501":
         left += "; grant the role what it lacks, or migrate as the owner of the tables"
+    if error.sqlstate in TAKEN and migration.set_name == CORE:
+        left += "; to keep the processor's tables apart from others of these names, give them a database.schema"
     return f"{migration.path}{line}: {text} ({error.sqlstate}); {left}"

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from processor import rights, sqlstates
+from processor import rights, schemas, sqlstates
 from processor.arrays import Arrays
 from processor.config import one_by_one
 from processor.database import Statements
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
     from processor.config import Settings
+
+    _Connection = Connection[Record]
+else:
+    _Connection = asyncpg.Connection
 
 TERMINATE_SECONDS = 5.0
 
@@ -127,10 +132,39 @@ class Session:
         return self._connection
 
 
+@cache
+def _own(schema: str) -> type[Connection[Record]]:
+    """Connections whose statements find our tables in a schema of their own.
+
+    Those of handlers are prepared (database.py) and left as they are: an unqualified name means to a handler what
+    search_path says, even if it is that of one of our tables.
+    """
+
+    class OwnSchema(_Connection):
+        async def execute(self, query: str, *args: Any, **options: Any) -> str:
+            return await super().execute(schemas.qualified(query, schema), *args, **options)
+
+        async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
+            return await super().fetch(schemas.qualified(query, schema), *args, **options)
+
+        async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
+            return await super().fetchrow(schemas.qualified(query, schema), *args, **options)
+
+        async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
+            return await super().fetchval(schemas.qualified(query, schema), *args, **options)
+
+        async def copy_to_table(self, table_name: str, **options: Any) -> str:
+            return await super().copy_to_table(table_name, schema_name=schema, **options)
+
+    return OwnSchema
+
+
 async def connect(settings: Settings, **changes: Any) -> Connection[Record]:
     """To the first host of the URL that takes writes. Each has the time for connecting to itself, and what is wrong
     with all of them is said as one ConnectionError."""
     kwargs = settings.database.connect_kwargs(settings.consumer) | changes
+    if settings.database.schema is not None:
+        kwargs["connection_class"] = _own(settings.database.schema)
     hosts = one_by_one(kwargs["dsn"])
     refused = []
     for host, dsn in hosts.items():

@@ -16,7 +16,7 @@ NEEDED = {
     LIST: ("SELECT",),
     "inbox": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "ledger": ("SELECT", "INSERT", "UPDATE"),
-    "unsent": ("SELECT", "INSERT", "DELETE"),
+    "unsent": ("SELECT", "INSERT", "UPDATE", "DELETE"),
 }
 
 # Our tables are beside the list of migrations: in the schema that is configured, else where search_path leads to. A
@@ -66,7 +66,7 @@ async def missing(connection: Connection[Record], schema: str | None) -> list[st
 
 
 async def require(connection: Connection[Record], settings: Settings) -> None:
-    grants = await missing(connection, None)
+    grants = await missing(connection, settings.database.schema)
     if grants:
         raise SetupError(f"{settings.source}: database.url: {lacks(grants)}")
 
