@@ -53,6 +53,7 @@ CREATE TABLE ledger (
     partition    integer     NOT NULL,
     epoch        bigint      NOT NULL,
     topic_id     text        NOT NULL,  -- a re-created topic must not be mistaken for the old one
+    partitions   integer     NOT NULL,  -- of the topic, when this row was made: others have been added since
     first_offset bigint      NOT NULL,  -- everything below was known to be published with the last batch
     next_offset  bigint      NOT NULL,  -- everything below is applied
     owner        text        NOT NULL,

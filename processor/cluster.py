@@ -92,7 +92,11 @@ class Cluster:
         known = [at for at in partitions if at.topic in topics]
         starts = self._offsets(known, OffsetSpec.earliest(), untold)  # type: ignore[no-untyped-call]
         ends = self._offsets(starts, OffsetSpec.latest(), untold)  # type: ignore[no-untyped-call]
-        return {at: Log(str(topics[at.topic].topic_id), starts[at], end) for at, end in ends.items()}, untold
+        logs = {}
+        for at, end in ends.items():
+            topic = topics[at.topic]
+            logs[at] = Log(str(topic.topic_id), starts[at], end, len(topic.partitions))
+        return logs, untold
 
     def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Committed | None], Untold]:
         """The group's offsets, once no open transaction can change them any more; BatchAborted while one could."""

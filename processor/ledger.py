@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
+    from processor.recovery import Log
+
 # Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
 RAISE_EPOCH = """
     WITH mine AS (
@@ -53,9 +55,14 @@ FORGET_SLOT = """
 """
 
 CREATE = """
-    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, slot)
-    VALUES ($1, $2, $3, $4, $5, $6, $6, $7, $8)
+    INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions, first_offset, next_offset, owner, slot)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
     ON CONFLICT DO NOTHING RETURNING source
+"""
+
+MET = """
+    SELECT topic_id, min(partitions) AS partitions FROM ledger
+    WHERE consumer = $1 AND topic = ANY ($2::text[]) GROUP BY topic_id
 """
 
 # Before the first batch of an owner: whoever dies of it leaves this behind, whoever lives takes it back.
@@ -204,12 +211,25 @@ class Ledger:
             for row in rows
         }
 
+    async def met(self, connection: Connection[Row], topics: Collection[str]) -> dict[str, int]:
+        """How many partitions these topics had when this consumer first met them, by topic id."""
+        return {row["topic_id"]: row["partitions"] for row in await connection.fetch(MET, self._consumer, list(topics))}
+
     async def create(
-        self, connection: Connection[Row], partition: Partition, epoch: int, slot: int, topic_id: str, start: int
+        self, connection: Connection[Row], partition: Partition, epoch: int, slot: int, log: Log, start: int
     ) -> int | None:
         """The first row of a partition; gives its source, or None if another owner was faster."""
         source: int | None = await connection.fetchval(
-            CREATE, self._consumer, partition.topic, partition.number, epoch, topic_id, start, self._owner, slot
+            CREATE,
+            self._consumer,
+            partition.topic,
+            partition.number,
+            epoch,
+            log.topic_id,
+            log.partitions,
+            start,
+            self._owner,
+            slot,
         )
         return source
 

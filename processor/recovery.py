@@ -55,6 +55,7 @@ class Log:
     topic_id: str
     start: int
     end: int
+    partitions: int = 1  # of the topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,19 @@ def decide(
     *,
     start: str,
     on_database_behind: str,
+    met: int | None = None,
 ) -> Step:
-    """Raises Halt where going on could lose or double something."""
+    """Raises Halt where going on could lose or double something.
+
+    The topic had as many partitions as `met` says when this consumer first came to it, if it did.
+    """
     if ledger is not None:
         same_topic(partition, ledger.topic_id, log.topic_id)
         if committed is not None and committed.epoch is not None and committed.epoch < ledger.first_epoch:
             committed = None  # in the topic that had the name before
+    elif committed is None and met is not None and partition.number >= met:
+        # All its records are new to a consumer that was there before it, wherever that one once began.
+        return Step("partition_added", log.start, commit=log.start, create=True)
     if ledger is None:
         return _without_ledger(partition, committed, log, start, on_database_behind)
     unsent = ledger.first_offset if ledger.unsent else None

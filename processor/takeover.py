@@ -45,7 +45,7 @@ OUTPUT_OVERHEAD = 200
 HALVED = 6
 
 # Findings of recovery that are ordinary; any other one is worth an operator's look.
-_EXPECTED = ("first_start", "in_step", "died_between_commits")
+_EXPECTED = ("first_start", "partition_added", "in_step", "died_between_commits")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +105,10 @@ class Takeover:
         partitions = [assignment.partition for assignment in assignments]
         logs, untold = await asyncio.to_thread(self._cluster.logs, partitions)
         left = {a: untold[a.partition] for a in assignments if a.partition in untold}
+        met: dict[str, int] = {}
+        if unknown := {at.topic for at in logs if at not in rows}:
+            async with self._control.use() as connection:
+                met = await self._ledger.met(connection, unknown)
         steps: dict[Assignment, Step] = {}
         for assignment in assignments:
             if assignment in left:
@@ -117,6 +121,7 @@ class Takeover:
                     logs[assignment.partition],
                     start=self._settings.kafka.start,
                     on_database_behind=self._settings.kafka.on_database_behind,
+                    met=met.get(logs[assignment.partition].topic_id),
                 )
             except Halt as halt:
                 self._holding.halt(assignment, str(halt))
@@ -129,7 +134,7 @@ class Takeover:
                 source = row.source if row else None
                 if step.create:
                     source = await self._ledger.create(
-                        connection, partition, assignment.epoch, self._slot.number, logs[partition].topic_id, step.start
+                        connection, partition, assignment.epoch, self._slot.number, logs[partition], step.start
                     )
                 if source is None:
                     left[assignment] = f"{partition}: another instance was faster"

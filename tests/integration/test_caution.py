@@ -12,6 +12,7 @@ from processor import Database, Messages
 from processor.handling import PIECE
 from processor.ledger import Ledger
 from processor.records import Partition
+from processor.recovery import Log
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent
@@ -107,7 +108,7 @@ async def test_who_lives_on_is_not_counted_as_dead(bench: MakeBench) -> None:
     b = bench()
     connection = await asyncpg.connect(b.database)
     ledger, partition = Ledger(b.consumer, "us"), Partition(b.input, 0)
-    await ledger.create(connection, partition, 1, 0, "topic id", 0)
+    await ledger.create(connection, partition, 1, 0, Log("topic id", 0, 0), 0)
     for epoch in (1, 2):
         await ledger.try_(connection, partition, epoch, range(5, 6))
         row = (await ledger.raise_epochs(connection, {partition: 0}, 0, alive={partition}))[partition]

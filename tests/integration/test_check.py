@@ -213,7 +213,8 @@ def test_missing_privileges_are_named(deployment: Deployment) -> None:
         url = urlunsplit(parts._replace(netloc=f"{role}:reader-hunter2@{parts.netloc.rpartition('@')[2]}"))
         (lacking,) = deployment.failures(PROCESSOR_DATABASE__URL=url)
         assert lacking == (
-            f"orders.toml: database.url: the role lacks rights: GRANT DELETE, INSERT, UPDATE ON public.inbox TO {role}; "
+            "orders.toml: database.url: the role lacks rights: "
+            f"GRANT DELETE, INSERT, UPDATE ON public.inbox TO {role}; "
             f"GRANT DELETE, INSERT, UPDATE ON public.unsent TO {role}; GRANT INSERT, UPDATE ON public.ledger TO {role}"
         )
     finally:

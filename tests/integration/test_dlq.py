@@ -196,8 +196,9 @@ def shop(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Itera
     }
     write(tmp_path / "shop.toml", {"consumer": consumer, "topic": topic}, tables)
     ledger = """
-        INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, slot)
-        VALUES ($1, $2, $3, 1, 'id', 0, 0, 'me', 0) RETURNING source
+        INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions,
+                             first_offset, next_offset, owner, slot)
+        VALUES ($1, $2, $3, 1, 'id', 1, 0, 0, 'me', 0) RETURNING source
     """
     sources = [sql.value(database, ledger, consumer, topic, partition) for partition in (0, 1)]
     sql.value(database, ledger, "other", topic, 0)
@@ -722,8 +723,9 @@ async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
            FROM generate_series(1, 100000) n"""
     )
     await connection.execute(
-        """INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, slot)
-           SELECT 'c', 'topic', n, 1, 'id', 0, 0, 'me', 0 FROM generate_series(0, 3) n"""
+        """INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions,
+                                first_offset, next_offset, owner, slot)
+           SELECT 'c', 'topic', n, 1, 'id', 1, 0, 0, 'me', 0 FROM generate_series(0, 3) n"""
     )
     await connection.execute("ANALYZE inbox, ledger")
     yield connection

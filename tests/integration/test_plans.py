@@ -25,8 +25,9 @@ async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
             FROM generate_series(1, {ROWS}) n"""
     )
     await connection.execute(
-        """INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, first_offset, next_offset, owner, slot)
-           SELECT 'c' || n % 10, 'topic' || n % 7, n, 1, 'id', 0, 0, 'me', 0 FROM generate_series(1, 5000) n"""
+        """INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions,
+                                first_offset, next_offset, owner, slot)
+           SELECT 'c' || n % 10, 'topic' || n % 7, n, 1, 'id', 1, 0, 0, 'me', 0 FROM generate_series(1, 5000) n"""
     )
     await connection.execute("INSERT INTO unsent SELECT source, n, 'x' FROM ledger, generate_series(1, 3) n")
     await connection.execute("ANALYZE inbox, ledger, unsent")
@@ -143,6 +144,7 @@ async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asy
     for sql, args in (
         (ledger.RAISE_EPOCH, ("c1", *one, [0], "me", [False], 0)),
         (ledger.SLOTS, ("c1",)),
+        (ledger.MET, ("c1", ["topic1"])),
         (ledger.FORGET_SLOT, ("c1", 0)),
         (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
         (ledger.TRY, ("c1", "topic1", 1, 1, 5, 6)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from processor import Unavailable
 from processor.errors import Halt
@@ -18,6 +19,7 @@ from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.logs import events
 from tests.support.publishing import Kafka, crash
+from tests.support.waiting import eventually
 
 
 def sent(start: int, stop: int) -> list[Sent]:
@@ -56,6 +58,28 @@ async def test_start_fail_halts_without_a_position(bench: MakeBench) -> None:
     with pytest.raises(Halt, match=r"kafka\.start"):
         await b.run_until_done()
     assert await b.effects() == []
+
+
+@pytest.mark.parametrize("start", ["latest", "fail"])
+async def test_partition_that_was_added_is_read_from_its_beginning_wherever_the_consumer_began(
+    bench: MakeBench, start: str
+) -> None:
+    b = bench(kafka={"start": start})
+    b.send(sent(0, 2))
+    if start == "fail":
+        set_offset(b, 1)
+    await b.run_until_done()
+    old = await b.effects()
+    b.admin.create_partitions([NewPartitions(b.input, 2)])[b.input].result(SECONDS)
+    b.partitions = 2
+
+    def led() -> bool:
+        return len(b.admin.list_topics(b.input, timeout=SECONDS).topics[b.input].partitions) == 2
+
+    eventually(led, SECONDS, "the new partition is there")
+    b.send([Sent({"what": f"new{n}"}, id=f"new{n}", partition=1) for n in range(3)])
+    await b.run_until_done()
+    assert await b.effects() == [*old, "new0", "new1", "new2"]
 
 
 async def test_forgotten_group_offsets_are_taken_from_the_ledger(bench: MakeBench) -> None:

@@ -31,8 +31,9 @@ def step(
     log: Log = LOG,
     start: str = "earliest",
     on_database_behind: str = "halt",
+    met: int | None = None,
 ) -> Step:
-    return decide(PARTITION, row, committed, log, start=start, on_database_behind=on_database_behind)
+    return decide(PARTITION, row, committed, log, start=start, on_database_behind=on_database_behind, met=met)
 
 
 def test_metadata_names_the_epoch_and_anything_else_is_foreign() -> None:
@@ -58,6 +59,18 @@ def test_first_start_begins_where_the_setting_says_and_anchors_the_position_in_b
 def test_first_start_is_refused_when_the_setting_is_fail() -> None:
     with pytest.raises(Halt, match=r"orders\[3\].*kafka.start"):
         step(None, None, start="fail")
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "fail"])
+def test_partition_that_was_added_begins_at_its_beginning_whatever_the_setting_says(start: str) -> None:
+    found = step(None, None, Log("topic-1", 40, 1000), start=start, met=3)
+    assert found == Step("partition_added", 40, commit=40, create=True)
+
+
+def test_partition_that_was_there_from_the_first_is_not_added_because_another_one_began_a_moment_earlier() -> None:
+    assert step(None, None, start="latest", met=4) == Step("first_start", 1000, commit=1000, create=True)
+    with pytest.raises(Halt, match=r"kafka\.start"):
+        step(None, None, start="fail", met=4)
 
 
 def test_offsets_of_another_framework_are_adopted() -> None:
