@@ -124,7 +124,9 @@ class Takeover:
                     met=met.get(logs[assignment.partition].topic_id),
                 )
             except Halt as halt:
-                self._holding.halt(assignment, str(halt))
+                self._holding.halt(assignment, str(halt).removeprefix(f"{assignment.partition}: "))
+        if not steps:
+            return left
         async with self._control.use() as connection:
             for assignment, step in list(steps.items()):
                 partition = assignment.partition
@@ -252,7 +254,7 @@ class Takeover:
             for assignment in offsets:
                 del steps[assignment]
                 if isinstance(error, Halt) and len(offsets) == 1:
-                    self._holding.halt(assignment, f"{assignment.partition}: {error}")
+                    self._holding.halt(assignment, str(error))
                 else:
                     left[assignment] = str(error)
             return 0
