@@ -46,6 +46,16 @@ CREATE INDEX inbox_unfinished ON inbox (source, status, received_at) WHERE statu
 -- length, what an index holds may not.
 CREATE INDEX inbox_parked ON inbox (source, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
+-- Where a message of a parked key has come again in another partition than its row's: there, too, what comes behind it
+-- waits until it is done.
+CREATE TABLE parked_repeats (
+    source     integer NOT NULL,  -- ledger.source
+    parked_key bytea   NOT NULL,
+    "offset"   bigint  NOT NULL,
+    key        uuid    NOT NULL,  -- inbox.key
+    PRIMARY KEY (source, parked_key, "offset")
+);
+
 -- One row per partition: who owns it (epoch), and how far its work is committed.
 CREATE TABLE ledger (
     consumer     text        NOT NULL,

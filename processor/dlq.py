@@ -22,7 +22,7 @@ from uuid import UUID
 import orjson
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from processor import identity, librdkafka, migrate
+from processor import identity, librdkafka, migrate, parking
 from processor.decode import REDRIVE
 from processor.errors import ProcessorError, SetupError
 from processor.records import Partition
@@ -187,11 +187,9 @@ HEADS = f"""
     SELECT k.source, k.parked_key, head.*
     FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
     CROSS JOIN LATERAL (
-        SELECT key, status::text, message_id, redriven_at, xmin::text AS version, {_PASSED_OVER} AS passed_over,
-               {_COLLIDED} AS collided
-        FROM inbox
-        WHERE inbox.source = k.source AND inbox.parked_key = k.parked_key AND inbox.parked_key IS NOT NULL
-        ORDER BY "offset" LIMIT 1
+        SELECT inbox.key, inbox.source AS home, status::text, message_id, redriven_at, inbox.xmin::text AS version,
+               {_PASSED_OVER} AS passed_over, {_COLLIDED} AS collided
+        FROM ({parking.QUEUE.format(limit=1)}) AS first JOIN inbox ON inbox.key = first.key
     ) AS head
 """  # noqa: S608 - our constants
 # What has become of messages that were sent.
@@ -276,13 +274,14 @@ class Outcome:
     collisions: int = 0  # that match, and were left alone
     failed_again: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)  # collisions that keep a key parked
+    elsewhere: list[str] = field(default_factory=list)  # messages of other partitions that do
     passed_over: list[str] = field(default_factory=list)
     stalled: bool = False
     interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        return not (self.failed_again or self.held or self.passed_over or self.stalled)
+        return not (self.failed_again or self.held or self.elsewhere or self.passed_over or self.stalled)
 
 
 class Watcher(Protocol):
@@ -578,7 +577,7 @@ class Redrive:
             positions = [tuple(row) for row in await self._db.fetch(POSITIONS, list(self._partitions))]
             heads = await _heads(self._db, keys)
             keys &= heads.keys()
-            stuck, passed_over = self._judge(heads)
+            stuck, passed_over = self._judge(heads, keys)
             keys -= stuck
             await self._send_more(keys & passed_over, passed_over=True)
             await self._send_more(keys - passed_over, passed_over=False)
@@ -622,10 +621,18 @@ class Redrive:
                 self._open.discard(key)
         return left
 
-    def _judge(self, heads: dict[tuple[int, bytes], Row]) -> tuple[set[tuple[int, bytes]], set[tuple[int, bytes]]]:
+    def _judge(
+        self, heads: dict[tuple[int, bytes], Row], keys: set[tuple[int, bytes]]
+    ) -> tuple[set[tuple[int, bytes]], set[tuple[int, bytes]]]:
         """Keys of which nothing more can be hoped for, and those whose first message has to be sent again."""
         stuck, passed_over = set(), set()
         for place, head in heads.items():
+            if head["home"] != place[0]:  # it is sent to the partition where its row is, or by nobody
+                if (head["home"], place[1]) not in keys:
+                    if head["key"] not in self._sends:
+                        self.outcome.elsewhere.append(head["message_id"])
+                    stuck.add(place)
+                continue
             sends = self._sends.get(head["key"], 0)
             if head["collided"] and head["key"].hex not in self._allowed:
                 self.outcome.held.append(head["message_id"])

@@ -485,6 +485,7 @@ def _outcome_as_json(outcome: Outcome, waiting: int) -> dict[str, Any]:
         "collisions": outcome.collisions,
         "failed_again": outcome.failed_again,
         "held_by_collisions": outcome.held,
+        "held_elsewhere": outcome.elsewhere,
         "passed_over": outcome.passed_over,
         "stalled": outcome.stalled,
         "interrupted": outcome.interrupted,
@@ -508,6 +509,7 @@ def _print_outcome(outcome: Outcome, waiting: int, timeout: float, *, waited: bo
     _print_collisions(outcome)
     _print_ids("failed again", outcome.failed_again, "processor dlq show CONFIG ID tells why")
     _print_ids("not taken by the service", outcome.passed_over, "its log says why")
+    _print_ids("came here too and keeps its key parked", outcome.elsewhere, "redrive it in its own partition")
     _print_ids("a collision keeps its key parked", outcome.held, "discard it, or redrive it with --despite-collision")
     if outcome.stalled:
         typer.echo(

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from processor import sqlstates
+from processor import parking, sqlstates
 from processor.blame import Cut
 from processor.errors import Fenced
-from processor.parking import digest
 from processor.records import Failure, Headers, Record
 from processor.spans import Bulk, told, usual
 
@@ -292,7 +291,9 @@ class Inbox:
             ["parked" if record.parked else "failed" for record in records],
             [record.first_failed_at for record in records],
             [
-                digest(record.message.key) if record.message.key is not None and (park or record.parked) else None
+                parking.digest(record.message.key)
+                if record.message.key is not None and (park or record.parked)
+                else None
                 for record in records
             ],
             [failure and failure.kind for failure in failures],
@@ -300,6 +301,7 @@ class Inbox:
             [failure and failure.exception for failure in failures],
             [failure and failure.sqlstate for failure in failures],
         )
+        await parking.repeat(connection, [one for one in records if one.elsewhere and (park or one.parked)])
 
     async def start(self, connection: Connection[Row], record: Record, *, leased: bool = False) -> bool:
         """Put on record that an attempt begins; False if there is none to be made, or not by us.
@@ -437,10 +439,12 @@ class Inbox:
         """Read what is there under keys we did not get; returns the indices that collide."""
         colliding: list[int] = []
         to_take: dict[bytes, int] = {}
+        waiting: list[Record] = []
         found = {row["key"].bytes: row for row in await connection.fetch(LOOK_UP, _uuids(lost))}
         for key, index in lost.items():
             record, row = records[index], found.get(key)
             verdict = Verdict.BUSY if row is None else self._judge(record, row)
+            record.elsewhere = row is not None and row["source"] != record.assignment.source
             match verdict:
                 case Verdict.UNFINISHED:
                     assert row is not None
@@ -451,7 +455,10 @@ class Inbox:
                 case Verdict.BUSY:
                     raise BusyElsewhere(record, row["lease_seconds"] if row is not None else None)
                 case _:
+                    if verdict is Verdict.PARKED and record.elsewhere:
+                        waiting.append(record)
                     claims.skip(verdict)
+        await parking.repeat(connection, waiting)
         unknown = min(
             (i for k, i in to_take.items() if found[k]["status"] == "pending" and not records[i].alone), default=None
         )

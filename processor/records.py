@@ -201,6 +201,7 @@ class Record:
     redriven: bool = False  # sent once more by an operator
     foreign: bool = False  # sent once more for another consumer of the topic: not for us
     parked: bool = False  # has to wait behind a failed message of its key
+    elsewhere: bool = False  # has its row in another partition, where it was first seen
     alone: bool = False  # to be processed in a transaction of its own, its start on record: it has a history
     attempts: int = 0  # that failed before, as far as is known
     starts: int = 0  # that came to no end: they took the process with them

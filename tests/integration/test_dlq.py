@@ -759,7 +759,7 @@ async def test_statements_read_only_what_is_not_done(big: asyncpg.Connection[asy
         (dlq.HEADS, [[0, 0], keys]),
         (dlq.PAGE_OF_KEYS, [0, keys, some, True, *after, 1000]),
     ):
-        assert await indexes(big, statement, values) == {"inbox_parked"}, statement
+        assert await indexes(big, statement, values) <= {"inbox_parked", "inbox_pkey"}, statement
     for statement, values in (
         (dlq.LOAD, [some]),
         (dlq.STATES, [some]),

@@ -264,6 +264,62 @@ async def test_key_of_ten_kilobytes_is_parked_like_any_other(bench: MakeBench) -
     assert await unfinished(b) == {}
 
 
+@pytest.mark.parametrize("restart", [False, True], ids=["goes on", "is restarted"])
+async def test_message_that_fails_in_two_partitions_holds_up_its_key_in_both(bench: MakeBench, restart: bool) -> None:
+    b = bench(partitions=PARTITIONS, failure=PARK)
+    handlers.failing.add("K1")
+    async with b.running():
+        for partition in range(PARTITIONS):
+            b.send(numbered("K", 1, 1, partition))
+            await b.done()
+        if not restart:
+            b.send([*numbered("K", 2, 2), *numbered("K", 3, 3, partition=1), *numbered("A", 1, 1, partition=1)])
+            await b.done()
+    if restart:
+        b.send([*numbered("K", 2, 2), *numbered("K", 3, 3, partition=1), *numbered("A", 1, 1, partition=1)])
+        await b.run_until_done()
+    assert await b.effects() == ["A1"]
+    assert await unfinished(b) == {"K1": "failed", "K2": "parked", "K3": "parked"}
+    async with b.running():
+        done = await dlq(b, "redrive", "--all")
+        assert (done.returncode, done.stderr.count("failed again: K1")) == (1, 1), done.stdout + done.stderr
+        mend()
+        done = await dlq(b, "redrive", "--partition", "1")
+        assert (done.returncode, done.stderr.count("keeps its key parked: K1")) == (1, 1), done.stdout + done.stderr
+        assert await b.effects() == ["A1"]
+        await redrive(b, "K")
+        b.send([*numbered("K", 4, 4), *numbered("K", 5, 5, partition=1)])
+        await b.done()
+    written = await b.effects()
+    assert written[:2] == ["A1", "K1"]
+    assert sorted(written[2:]) == names("K", 2, 5)
+    assert await unfinished(b) == {}
+
+
+async def test_message_that_waits_in_two_partitions_keeps_its_place_in_both(bench: MakeBench) -> None:
+    """Behind a failed one in each, K3 comes in both; K4 waits for it in the partition where it came second."""
+    b = bench(partitions=PARTITIONS, failure=PARK)
+    handlers.failing |= {"K1", "K2", "K3"}
+    async with b.running():
+        b.send(numbered("K", 1, 1))
+        b.send(numbered("K", 2, 2, partition=1))
+        await b.done()
+        b.send(numbered("K", 3, 3))
+        await b.done()
+        b.send(numbered("K", 3, 4, partition=1))
+        await b.done()
+        assert await unfinished(b) == {"K1": "failed", "K2": "failed", "K3": "parked", "K4": "parked"}
+        handlers.failing -= {"K1", "K2"}
+        done = await dlq(b, "redrive", "--key", "K")
+        assert (done.returncode, done.stderr.count("failed again: K3")) == (1, 1), done.stdout + done.stderr
+        assert sorted(await b.effects()) == ["K1", "K2"]
+        assert await unfinished(b) == {"K3": "failed", "K4": "parked"}
+        mend()
+        await redrive(b, "K")
+    assert (await b.effects())[2:] == ["K3", "K4"]
+    assert await unfinished(b) == {}
+
+
 async def test_repeated_deliveries_of_what_waits_change_nothing(parked: Bench) -> None:
     parked.send(numbered("K", 4, 6) + numbered("K", 1, 2) + numbered("K", 5, 5))
     await parked.run_until_done()

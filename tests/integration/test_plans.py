@@ -89,6 +89,8 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         (inbox.RENEW, (known[0], "me", timedelta(seconds=1))),
         (inbox.REAP, ([0, 1, 2],)),
         (parking.LOAD, ([0, 1, 2],)),
+        (parking.FORGET_REPEATS, ([0, 1, 2],)),
+        (parking.REPEAT, ([0, 1], [b"a", b"b"], [1, 2], known[:2])),
         (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
         (inbox.KEEP_RESULTS, (known, known, ["1"] * BATCH)),
     ):
@@ -107,6 +109,8 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
         (inbox.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),
         (parking.LOAD, ([0, 1, 2],)),
+        (parking.FORGET_REPEATS, ([0, 1, 2],)),
+        (parking.REPEAT, ([0, 1], [b"a", b"b"], [1, 2], known[:2])),
         (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
         (inbox.KEEP_RESULTS, (known, known, ["1"] * BATCH)),
     ):
