@@ -101,24 +101,41 @@ def load(settings: Settings) -> Routes:
 
 
 def given_for_one(handler: str, value: Any) -> tuple[Sequence[Output], Any]:
-    """Outputs and result. A handler may return an Output, a list of them, a Result, or a plain value: its result."""
+    """Outputs and result. A handler may return nothing, an Output, a list of them, or a Result."""
     if value is None:
         return (), None
     if isinstance(value, Output):
         return (value,), None
     if isinstance(value, Result):
-        return value.outputs, value.value
+        return _outputs_of(handler, value), value.value
     if isinstance(value, list | tuple):
         for item in value:
             if not isinstance(item, Output):
                 raise TypeError(
-                    f"{handler} returned a {type(value).__name__} with a {type(item).__name__} in it; "
-                    "return Outputs, or Result(value, outputs)"
+                    f"{handler} returned {_a(value)} with {_a(item)} in it; return Outputs, or Result(value, outputs)"
                 )
         return value, None
     if isinstance(value, Outputs):
         raise TypeError(f"{handler} returned Outputs, which answer a batch; return an Output, or a list of them")
-    return (), value
+    raise TypeError(
+        f"{handler} returned {_a(value)}; return an Output, a list of them, "
+        "or Result(value) for a value to keep in the inbox row"
+    )
+
+
+def _outputs_of(handler: str, result: Result) -> Sequence[Output]:
+    given: Any = result.outputs
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{handler} returned a Result with {_a(given)} for its outputs; they are a list of Output")
+    for item in given:
+        if not isinstance(item, Output):
+            raise TypeError(f"{handler} returned a Result with {_a(item)} among its outputs; they are a list of Output")
+    return given
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def given_for_batch(handler: str, messages: Sequence[Message[Any]], value: Any) -> Given:
@@ -135,16 +152,16 @@ def given_for_batch(handler: str, messages: Sequence[Message[Any]], value: Any) 
     results: dict[int, Any] = {}
     for item in value:
         if not isinstance(item, Output | Result):
-            raise TypeError(f"{handler} returned a {type(item).__name__}; a batch handler returns Outputs")
+            raise TypeError(f"{handler} returned {_a(item)}; a batch handler returns Outputs")
         index = index_of.get(id(item.cause))
         if index is None:
             raise TypeError(
-                f"{handler} returned an {type(item).__name__} without a message of this batch as cause; "
+                f"{handler} returned {_a(item)} without a message of this batch as cause; "
                 f"write {type(item).__name__}(..., cause=message)"
             )
         if isinstance(item, Result):
             results[index] = item.value
-            outputs += [(index, output) for output in item.outputs]
+            outputs += [(index, output) for output in _outputs_of(handler, item)]
         else:
             outputs.append((index, item))
     outputs.sort(key=itemgetter(0))

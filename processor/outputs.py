@@ -15,8 +15,13 @@ its headers, least of all an id of its own. See dead_letters.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum
+from math import isfinite
 from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 import orjson
 from pydantic import BaseModel
@@ -243,7 +248,10 @@ def _extra(type_: str | None, headers: Mapping[str, bytes | str | None] | None, 
 
 
 def dump_json(value: Any) -> bytes:
-    return orjson.dumps(value, default=_plain)
+    encoded = orjson.dumps(value, default=_plain)
+    if b"null" in encoded:
+        _refuse_nan(value)
+    return encoded
 
 
 def _dump_together(values: Sequence[Any]) -> list[bytes | None]:
@@ -254,13 +262,69 @@ def _dump_together(values: Sequence[Any]) -> list[bytes | None]:
     """
     apart: list[Any] = [_BREAK] * (2 * len(values) - 1)
     apart[::2] = values
-    encoded: list[bytes | None] = [*dump_json(apart)[1:-1].split(b",\n,")]
-    # Unless a fragment of the handler's own has one too: one by one, then.
-    return encoded if len(encoded) == len(values) else list(map(dump_json, values))
+    together = orjson.dumps(apart, default=_plain)[1:-1]
+    encoded = together.split(b",\n,")
+    if len(encoded) != len(values):  # a fragment of the handler's own has one too
+        return list(map(dump_json, values))
+    if b"null" in together:
+        for value, text in zip(values, encoded, strict=True):
+            if b"null" in text:
+                _refuse_nan(value)
+    return [*encoded]
 
 
 # Stands between values that are encoded together; orjson itself never writes one, and escapes those in texts.
 _BREAK = orjson.Fragment(b"\n")
+
+
+def _refuse_nan(value: Any) -> None:
+    """For a value that has a null in its JSON: orjson writes one for NaN and infinity, too, without a word."""
+    if _may_hold_nan((value,)) and (path := _path_to_nan(value)) is not None:
+        where = f" at /{'/'.join(path)}" if path else ""
+        raise ValueError(f"NaN or infinity{where}: JSON has no such number; write None if you mean null")
+
+
+_NEVER_NAN = frozenset((str, int, bool, type(None), datetime, date, UUID))
+
+
+def _may_hold_nan(items: Iterable[Any]) -> bool:
+    """Quick, because many outputs have a null that is meant: whether it takes a closer look."""
+    for item in items:
+        kind = type(item)
+        if kind in _NEVER_NAN:
+            continue
+        if kind is float:
+            if not isfinite(item):
+                return True
+        elif kind is dict:
+            if _may_hold_nan(item.values()):
+                return True
+        elif kind is not list or _may_hold_nan(item):
+            return True
+    return False
+
+
+def _path_to_nan(value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, float):
+        return None if isfinite(value) else ()
+    if value is None or isinstance(value, str | int):
+        return None
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list | tuple | set | frozenset):
+        items = enumerate(value)
+    elif isinstance(value, BaseModel):
+        return _path_to_nan(value.model_dump(mode="json"))
+    elif isinstance(value, Enum):
+        return _path_to_nan(value.value)
+    elif is_dataclass(value):
+        items = ((field.name, getattr(value, field.name)) for field in fields(value))
+    for name, item in items:
+        path = _path_to_nan(item)
+        if path is not None:
+            return (str(name), *path)
+    return None
 
 
 def pack(parcel: Parcel) -> bytes | None:
@@ -357,6 +421,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{value}: JSON has no such number")
         return str(value)
     if isinstance(value, set | frozenset):
         return sorted(value)

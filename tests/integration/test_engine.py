@@ -360,6 +360,29 @@ async def test_output_that_is_too_large_fails_its_message_before_anything_is_com
     assert "bytes" in json.loads(row["error"])["message"]
 
 
+@pytest.mark.parametrize(
+    ("handler", "given", "said"),
+    [
+        ("divide", "output", "NaN or infinity at /number"),
+        ("divide", "result", "NaN or infinity at /number"),
+        ("divide", "dict", "returned a dict; return an Output, a list of them, or Result(value)"),
+        ("divide_many", "column", "NaN or infinity at /number"),
+    ],
+)
+async def test_message_whose_handler_gives_what_cannot_be_sent_fails_and_its_neighbours_do_not(
+    bench: MakeBench, handler: str, given: str, said: str
+) -> None:
+    b = bench(handler)
+    handlers.failing.add("m1")
+    b.send([Sent({"what": f"w{n}", "as": given}, id=f"m{n}") for n in range(3)])
+    await b.run_until_done()
+    assert await b.effects() == ["w0", "w2"]
+    row = (await b.inbox())["m1"]
+    assert (row["status"], row["result"]) == ("failed", None)
+    assert said in json.loads(row["error"])["message"]
+    assert {value["number"] for _, value, _ in b.outputs()} <= {None}
+
+
 async def test_batch_handler_must_name_the_cause_of_its_outputs(bench: MakeBench) -> None:
     b = bench("many_without_cause")
     b.send(numbered(2))

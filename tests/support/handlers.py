@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections import Counter, defaultdict
@@ -145,6 +146,24 @@ async def to_nowhere(message: Message[Any], db: Database) -> Output:
 async def too_large(message: Message[Any], db: Database) -> Output:
     await db.execute(INSERT, _what(message))
     return Output(output_topic, "x" * 2_000_000)
+
+
+async def divide(message: Message[Any], db: Database) -> Any:
+    """What it gives is wrong where it is told to fail, and how is what the message says."""
+    await db.execute(INSERT, _what(message))
+    number = math.nan if message.id in failing else None
+    match message.value["as"]:
+        case "output":
+            return Output(output_topic, {"number": number})
+        case "result":
+            return Result({"number": number})
+        case _:
+            return {"number": 1} if message.id in failing else None
+
+
+async def divide_many(messages: Messages[Any], db: Database) -> Outputs:
+    await db.execute(COLLECT, [_what(message) for message in messages])
+    return Outputs(output_topic, [{"number": math.inf if id_ in failing else None} for id_ in messages.ids])
 
 
 async def upsert_and_delete(message: Message[Any], db: Database) -> None:

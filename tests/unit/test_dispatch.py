@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +37,6 @@ def told(messages: list[Message[Any]], value: Any) -> tuple[list[tuple[str, str,
         (Result(0), ([], 0)),
         (Result(None), ([], None)),
         (Result({"x": 1}, [Output("a", 1)]), (["a"], {"x": 1})),
-        ({"plain": "value"}, ([], {"plain": "value"})),
     ],
 )
 def test_handler_of_one_message_may_return(value: Any, expected: Any) -> None:
@@ -47,6 +47,28 @@ def test_handler_of_one_message_may_return(value: Any, expected: Any) -> None:
 def test_list_with_anything_but_outputs_is_refused() -> None:
     with pytest.raises(TypeError, match="a list with a dict in it"):
         given_for_one("handlers:f", [Output("a", 1), {}])
+
+
+@pytest.mark.parametrize("value", [{"plain": "value"}, 5, "text", True, 0, "", Path("x")])
+def test_value_that_is_no_output_is_refused_with_the_way_to_keep_it(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"returned an? \w+; return an Output, a list of them, or Result\(value\)"):
+        given_for_one("handlers:f", value)
+
+
+@pytest.mark.parametrize("outputs", [Output("a", 1), [{"a": 1}], "text"])
+def test_result_whose_outputs_are_no_list_of_outputs_is_refused(outputs: Any) -> None:
+    cause = message(1)
+    with pytest.raises(TypeError, match=r"a Result with an? .* outputs; they are a list of Output"):
+        given_for_one("handlers:f", Result(5, outputs))
+    with pytest.raises(TypeError, match=r"a Result with an? .* outputs; they are a list of Output"):
+        given_for_batch("handlers:f", [cause], [Result(5, outputs, cause=cause)])
+
+
+def test_what_is_refused_is_named_in_plain_english() -> None:
+    with pytest.raises(TypeError, match="returned a Result without a message"):
+        given_for_batch("handlers:f", [message(1)], [Result(1)])
+    with pytest.raises(TypeError, match="returned an Output without a message"):
+        given_for_batch("handlers:f", [message(1)], [Output("a", 1)])
 
 
 def test_answers_by_the_column_are_for_batches() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
+from math import inf, nan
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
@@ -202,6 +207,65 @@ def test_values_that_hold_what_stands_between_them_are_encoded_as_they_are_alone
     assert outputs._dump_together(values) == list(map(outputs.dump_json, values))
     assert outputs._dump_together(values[:2]) == list(map(outputs.dump_json, values[:2]))
     assert outputs._dump_together(values[3:]) == list(map(outputs.dump_json, values[3:]))
+
+
+# --- numbers that JSON does not have ---
+
+
+class Colour(Enum):
+    NONE = nan
+
+
+@dataclass
+class Measured:
+    level: float
+
+
+class Rated(BaseModel):
+    rate: float
+
+
+NO_NUMBERS: list[tuple[Any, str]] = [
+    (nan, ""),
+    ({"total": nan}, " at /total"),
+    ({"total": inf, "other": None}, " at /total"),
+    ({"lines": [{"price": 1.0}, {"price": -inf}]}, " at /lines/1/price"),
+    ({"pair": (None, nan)}, " at /pair/1"),
+    ({"some": {nan}}, " at /some/0"),
+    (Measured(nan), " at /level"),
+    ({"model": Rated(rate=inf)}, " at /model/rate"),
+    ({"colour": Colour.NONE}, " at /colour"),
+]
+
+
+@pytest.mark.parametrize(("value", "where"), NO_NUMBERS, ids=repr)
+def test_nan_and_infinity_are_refused_wherever_they_hide_instead_of_becoming_null(value: Any, where: str) -> None:
+    message = re.escape(f"NaN or infinity{where}: JSON has no such number")
+    good = {"total": 1.5, "nothing": None}
+    with pytest.raises(ValueError, match=message):
+        outputs.dump_json(value)  # as results are encoded
+    with pytest.raises(ValueError, match=message):
+        encode(Output("out", value), cause())
+    causes = Causes([record(cause(id_=f"e{n}")) for n in range(3)])
+    with pytest.raises(ValueError, match=message):
+        outputs.encode_all([Output("out", good), Output("out", value), Output("out", good)], causes, range(3), [0] * 3)
+    with pytest.raises(ValueError, match=message):
+        outputs.encode_each(Outputs("out", [good, good, value]), causes, range(3))
+
+
+def test_decimals_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        outputs.dump_json({"price": Decimal("NaN")})
+
+
+def test_nulls_that_are_meant_are_written() -> None:
+    values: list[Any] = [
+        {"a": None},
+        {"text": "null and nan", "n": 1.5},
+        {"m": Priced(price=Decimal("1.10")), "x": [None, (None, 1e308)]},
+        {"at": datetime(2026, 1, 1, tzinfo=UTC), "id": UUID(int=1), "none": None, "own": orjson.Fragment(b"null")},
+    ]
+    assert outputs._dump_together(values) == [orjson.dumps(value, default=outputs._plain) for value in values]
 
 
 # --- one for each, by the column ---
