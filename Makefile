@@ -22,12 +22,12 @@ setup: $(READY) ## build the virtual environment (every other target does this b
 # The newest supported Python that really runs: a pyenv shim may be on PATH and still refuse.
 $(READY): requirements.lock pyproject.toml
 	@python=$${PYTHON:-}; \
-	for candidate in python3.13 python3.12 python3.11 python3 python; do \
+	for candidate in python3.14 python3.13 python3.12 python3.11 python3.15 python3 python; do \
 	  [ -n "$$python" ] && break; \
-	  "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && python=$$candidate; \
+	  "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && python=$$candidate; \
 	done; \
 	if $(BIN)/python -m pip --version >/dev/null 2>&1; then exit 0; fi; \
-	[ -n "$$python" ] || { echo "make: no Python 3.11 to 3.13 found; install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }; \
+	[ -n "$$python" ] || { echo "make: no Python 3.11 or newer found; install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }; \
 	"$$python" -c 'import ensurepip' 2>/dev/null || { echo "make: $$python has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }; \
 	echo "setting up $(VENV) with $$("$$python" --version 2>&1)"; \
 	"$$python" -m venv $(VENV)

@@ -6,10 +6,11 @@ Docker engine; `external` takes PROCESSOR_KAFKA__BOOTSTRAP_SERVERS and PROCESSOR
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -20,6 +21,7 @@ from processor.stack import Stack
 from processor.stack.guard import Guard
 
 SHARED = "TEST_STACK_FOLDER"
+ADDRESSES = "addresses.json"
 
 KAFKA_IMAGE = "apache/kafka:4.3.1"
 POSTGRES_IMAGE = "postgres:18"
@@ -70,12 +72,16 @@ class Addresses:
         }
 
 
+def _kind() -> str:
+    return os.environ.get("TEST_STACK") or "embedded"
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[Servers]:
-    kind = os.environ.get("TEST_STACK") or "embedded"
+    kind = _kind()
     ways: dict[str, Callable[[], AbstractContextManager[Servers]]] = {
         "embedded": lambda: _joined(Path(os.environ[SHARED])) if SHARED in os.environ else embedded(folder),
-        "docker": _docker,
+        "docker": lambda: _joined_containers(Path(os.environ[SHARED])) if SHARED in os.environ else _docker(),
         "external": _external,
     }
     if kind not in ways:
@@ -86,16 +92,29 @@ def running(folder: Path) -> Iterator[Servers]:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """One stack for all processes of a parallel run: the first that needs it starts it, it ends with this block."""
+    """One stack for all processes of a parallel run; it ends with this block.
+
+    The first process that needs it starts it, but containers end with the process that has started them: those are
+    started here.
+    """
     with TemporaryDirectory(prefix="processor-tests-") as folder:
-        guard = Guard(Path(folder) / "stack")
+        keep = _keep_containers if _kind() == "docker" else _keep_stack
         os.environ[SHARED] = folder
         try:
-            yield
+            with keep(Path(folder)):
+                yield
         finally:
             del os.environ[SHARED]
-            Stack(Path(folder) / "stack").down(purge=True)
-            guard.dismiss()
+
+
+@contextmanager
+def _keep_stack(folder: Path) -> Iterator[None]:
+    guard = Guard(folder / "stack")
+    try:
+        yield
+    finally:
+        Stack(folder / "stack").down(purge=True)
+        guard.dismiss()
 
 
 @contextmanager
@@ -119,6 +138,18 @@ def _joined(folder: Path) -> Iterator[Stack]:
 
 
 @contextmanager
+def _keep_containers(folder: Path) -> Iterator[None]:
+    with _docker() as addresses:
+        (folder / ADDRESSES).write_text(json.dumps(asdict(addresses)))
+        yield
+
+
+@contextmanager
+def _joined_containers(folder: Path) -> Iterator[Addresses]:
+    yield Addresses(**json.loads((folder / ADDRESSES).read_text()))
+
+
+@contextmanager
 def _external() -> Iterator[Addresses]:
     try:
         yield Addresses(
@@ -132,7 +163,7 @@ def _external() -> Iterator[Addresses]:
 @contextmanager
 def _docker() -> Iterator[Addresses]:
     from testcontainers.core.container import DockerContainer
-    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+    from testcontainers.core.wait_strategies import ExecWaitStrategy, LogMessageWaitStrategy
 
     from processor.stack import ports
 
@@ -159,8 +190,8 @@ def _docker() -> Iterator[Addresses]:
         kafka = kafka.with_env(f"KAFKA_{name.replace('.', '_').upper()}", value)
     kafka = kafka.waiting_for(LogMessageWaitStrategy("Kafka Server started"))
     postgres = DockerContainer(POSTGRES_IMAGE).with_exposed_ports(5432).with_env("POSTGRES_PASSWORD", "test")
-    # It says so once while it prepares its data, and once when it really serves clients.
-    postgres = postgres.waiting_for(LogMessageWaitStrategy("ready to accept connections", times=2))
+    # By TCP: the server that prepares the data, and says that it is ready, too, has a socket only.
+    postgres = postgres.waiting_for(ExecWaitStrategy(["pg_isready", "-h", "127.0.0.1", "-U", "postgres"]))
     with kafka, postgres:
         host, mapped = postgres.get_container_host_ip(), postgres.get_exposed_port(5432)
         yield Addresses(f"127.0.0.1:{port}", f"postgresql://postgres:test@{host}:{mapped}/postgres")

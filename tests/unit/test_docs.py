@@ -177,6 +177,12 @@ def test_the_page_about_failures_names_every_setting_class_and_header() -> None:
     assert headers == set(re.findall(r"`(dlq-[a-z-]+)`", FAILURES))
 
 
+def test_no_python_is_refused_for_being_too_new() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11"
+    assert "sys.exit(sys.version_info < (3, 11))" in (ROOT / "Makefile").read_text()
+
+
 def test_compose_starts_the_same_servers_as_the_local_stack() -> None:
     given = dict(re.findall(r'^      KAFKA_([A-Z_]+): "(.*)"$', COMPOSE, re.MULTILINE))
     state = State.new(Shape())
