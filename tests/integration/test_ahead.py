@@ -380,7 +380,7 @@ async def test_other_payload_under_an_id_of_the_batch_before_fails_as_a_collisio
         await backlog(b, sent)
         await b.done()
     assert await b.effects() == said(b) == [what for what in WHATS if what != f"w{2 * SIZE + 30}"]
-    assert await not_completed(b) == {f"m{SIZE + 10}~{b.input}:0:{2 * SIZE + 31}": "failed"}
+    assert await not_completed(b) == {f"m{SIZE + 10}~{b.place(2 * SIZE + 31)}": "failed"}
     assert False in watched.made
 
 

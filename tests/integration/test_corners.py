@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -351,13 +353,15 @@ async def test_lease_of_a_handler_that_is_no_effect_any_more_is_waited_for_and_t
     b = bench("queue")
     b.send(messages("m0"))
     await b.run_until_done()
+    leased = messages("m1", "m2")
+    (checksum,) = struct.unpack("i", struct.pack("I", zlib.crc32(leased[0].payload() or b"")))
     await b.execute(
         f"""INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, starts, message_id, type,
                                record_key, lease_owner, lease_until)
-            SELECT inbox_key(consumer, 'm1'), source, 1, 0, 'processing', 0, 1, 'm1', 'T', 'k', 'a dead process',
+            SELECT inbox_key(consumer, 'm1'), source, 1, {checksum}, 'processing', 0, 1, 'm1', 'T', 'k', 'the dead',
                    now() + '{lease}' FROM ledger"""
     )
-    b.send(messages("m1", "m2"))
+    b.send(leased)
     await b.run_until_done()
     assert await b.effects() == ["m0", "m1", "m2"]
     assert await statuses(b) == {}

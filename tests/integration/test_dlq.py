@@ -504,7 +504,7 @@ async def test_collision_is_redriven_only_by_name_and_if_the_operator_says_that_
         return await command.processor_beside(PROJECT, "dlq", "redrive", str(b.config), *arguments)
 
     (*_, second, third) = b.send([Sent({"what": what}, id="m") for what in ("one", "two", "three")])
-    collisions = [f"m~{b.input}:0:{place.offset}" for place in (second, third)]
+    collisions = [f"m~{b.place(place.offset)}" for place in (second, third)]
     async with b.running():
         await b.done()
         for choice in (("--all",), ("--reason", "collision"), ("--id", collisions[0])):

@@ -454,7 +454,7 @@ async def test_other_payload_under_the_id_of_a_message_in_retry_is_a_collision_b
         assert await pending(b, "m"), "the first is in retry still"
         found = await payloads(b)
         await b.done()
-    name = f"m~{b.input}:1:{place.offset}"
+    name = f"m~{b.place(place.offset, 1)}"
     assert found == {"m": ("pending", "one")} | ({name: other} if other else {})
     assert await b.effects() == effects
     assert handlers.attempts["m"] == [1, 2], "the other payload counts for nothing"
@@ -473,7 +473,7 @@ async def test_other_payload_under_the_id_of_a_parked_message_is_a_collision_by_
     await b.run_until_done()
     (place,) = b.send([Sent({"what": "two"}, id="m")])
     await b.run_until_done()
-    name = f"m~{b.input}:0:{place.offset}"
+    name = f"m~{b.place(place.offset)}"
     waiting = {"head": ("failed", "head"), "m": ("parked", "one")}
     assert await payloads(b) == waiting | ({name: other} if other else {})
     assert await b.effects() == []
@@ -496,7 +496,7 @@ async def test_other_payload_under_the_id_of_a_failed_message_is_a_collision_by_
     handlers.failing.clear()
     (place,) = b.send([Sent({"what": "two"}, id="m")])
     await b.run_until_done()
-    assert await payloads(b) == {"m": ("failed", "one")} | ({f"m~{b.input}:0:{place.offset}": other} if other else {})
+    assert await payloads(b) == {"m": ("failed", "one")} | ({f"m~{b.place(place.offset)}": other} if other else {})
     assert await b.effects() == effects
 
 
@@ -553,7 +553,7 @@ async def test_failed_collision_is_tried_again_on_its_next_delivery(bench: MakeB
     b.send([Sent({"what": "one"}, id="m")])
     await b.run_until_done()
     b.send([Sent({"what": "two"}, id="m")])
-    handlers.failing.add(f"m~{b.input}:0:{b.ends()[0] - 1}")
+    handlers.failing.add(f"m~{b.place(b.ends()[0] - 1)}")
     await b.run_until_done()
     assert await b.effects() == ["one"]
     handlers.failing.clear()

@@ -32,7 +32,7 @@ async def test_message_with_the_longest_id_can_be_redriven(bench: MakeBench, inb
     id_ = "x" * 512
     handlers.failing.add("w1")
     (*_, place) = b.send([Sent({"what": what}, id=id_) for what in ("w0", "w1")])
-    name = f"{id_}~{b.input}:0:{place.offset}"
+    name = f"{id_}~{b.place(place.offset)}"
     async with b.running():
         await b.done()
         handlers.failing.clear()

@@ -125,7 +125,7 @@ async def test_giving_way_for_a_known_collision_takes_back_nothing_but_itself(be
     """A second COPY in the same claim, for messages that collide within the batch, may meet a known key too."""
     b = bench(message={"on_collision": "process"}, batch=BATCH)
     count = 2 * inbox.COPY_FROM
-    known = f"m5~{b.input}:0:{count + 5}"
+    known = f"m5~{b.place(count + 5)}"
     await b.execute(
         f"""INSERT INTO inbox (key, source, "offset", payload_hash)
             VALUES ('{b.key_of(known)}', 0, 0, {_crc(other(5))})"""
