@@ -249,6 +249,8 @@ class Loop:
             await self._start_over(BatchAborted("; ".join(astray.values())), list(astray))
         self._holding.look()
         self._look_for_the_group()
+        if asyncio.get_running_loop().time() >= self._move_on_at:
+            await self._move_on()
         records = await self._ahead.take() or self._source.take()
         if records:
             self._backlog = len(records) >= self._settings.batch.max_messages // 2
@@ -259,8 +261,6 @@ class Loop:
                 await self._source.news.wait()
         except TimeoutError:
             await self._mark_sent()
-            if asyncio.get_running_loop().time() >= self._move_on_at:
-                await self._move_on()
         return ()
 
     def _has_more(self) -> bool:
@@ -647,13 +647,15 @@ class Loop:
 
         What is left behind in ledger and Kafka is that of a batch without records.
         """
+        now = asyncio.get_running_loop().time()
+        self._move_on_at = now + IDLE_SECONDS
         shares = {
             a: Advance(a.partition, a.epoch, a.position, a.empty.stop, None, a.published, a.caution > 0)
             for a in self._source.active()
             if a.position in a.empty and not a.leaving
         }
         if shares:
-            self._move_on_at = asyncio.get_running_loop().time() + MOVE_ON_SECONDS
+            self._move_on_at = now + MOVE_ON_SECONDS
             async with self._control.use() as connection:
                 ours = await self._ledger.advance(connection, list(shares.values()), ())
             shares = {a: share for a, share in shares.items() if share.partition in ours}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import pytest
@@ -285,6 +286,21 @@ async def test_positions_move_past_markers_once_and_then_not_before_some_time_or
         assert b.committed()[0] < end
     assert len(moves) == 2, "what was left is done at the stop"
     assert b.committed()[0] == end
+
+
+async def test_position_of_a_quiet_partition_moves_past_a_marker_while_another_one_is_busy(bench: MakeBench) -> None:
+    b = bench(partitions=2)
+    with transaction(b, "committed") as producer:
+        producer.produce(b.input, b'{"what": "w"}', b"k", 1, headers={"type": b"T", "message-id": b"quiet"})
+    end = b.ends()[1]
+    busy = count()
+
+    def moved() -> bool:
+        b.send([Sent({"what": "busy"}, id=f"busy{next(busy)}")])
+        return b.committed().get(1) == end
+
+    async with b.running():
+        await b.until(lambda: asyncio.to_thread(moved), "moved, although there is always something to do")
 
 
 @contextmanager
