@@ -118,7 +118,7 @@ async def database(settings: Settings) -> list[Finding]:
                 return [*findings, Finding("server", "database permissions", False, text)]
             findings.append(await _schema(settings, connection, migrate.sets(settings)))
             if findings[-1].ok:  # where there are no tables, nothing can be said of them
-                text = "inbox, ledger and unsent may be written"
+                text = "the processor's tables may be written"
                 findings.append(Finding("server", "database permissions", True, text))
             return findings
     except TimeoutError:

@@ -17,6 +17,7 @@ NEEDED = {
     "inbox": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "ledger": ("SELECT", "INSERT", "UPDATE"),
     "unsent": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "parked_repeats": ("SELECT", "INSERT", "DELETE"),
 }
 
 # Our tables are beside the list of migrations: in the schema that is configured, else where search_path leads to. A

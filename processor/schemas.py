@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 
 # All that migrations/ create, and the table that remembers them.
-OURS = ("inbox", "ledger", "unsent", "inbox_status", "inbox_key", "processor_migrations")
+OURS = ("inbox", "ledger", "unsent", "parked_repeats", "inbox_status", "inbox_key", "processor_migrations")
 
 # `inbox.key` is a column of a table that was named before, and `AS unsent` what a query calls something itself.
 _OURS_ALONE = re.compile(rf"(?<!AS )(?<![\w.])(?:{'|'.join(OURS)})(?![\w.])")

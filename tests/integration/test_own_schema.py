@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
-import re
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-import processor
 from processor import migrate, schemas
 from tests.integration.conftest import MakeBench
-from tests.support import command, sql
+from tests.support import command, sql, statements
 from tests.support.bench import EFFECTS, Bench, Sent
 
 THEIRS = """
@@ -52,7 +48,7 @@ async def test_tables_of_the_same_names_stay_the_team_s_and_handlers_mean_those(
         "SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('own', 'public') ORDER BY 1, 2"
     )
     assert [(row["schemaname"], row["tablename"]) for row in where] == [
-        *(("own", name) for name in ("inbox", "ledger", "processor_migrations", "unsent")),
+        *(("own", name) for name in ("inbox", "ledger", "parked_repeats", "processor_migrations", "unsent")),
         *(("public", name) for name in ("effects", "inbox", "ledger", "unsent")),
     ]
     again = command.processor(Path.cwd(), "migrate", str(b.config))
@@ -95,31 +91,16 @@ def test_without_a_schema_a_collision_with_the_team_s_tables_is_said_with_what_h
     assert line.endswith("give them a database.schema")
 
 
-def statements() -> dict[str, str]:
-    """All SQL that the modules of the processor have ready, by where it stands."""
-    found = {}
-    for info in pkgutil.iter_modules(processor.__path__, "processor."):
-        if info.ispkg or info.name.endswith("__main__"):
-            continue
-        for name, value in vars(importlib.import_module(info.name)).items():
-            if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\s", value):
-                found[f"{info.name}.{name}"] = value
-    return found
-
-
 def test_every_statement_of_ours_means_our_tables(b: Bench) -> None:
     """Prepared where the tables that the bare names lead to have other columns."""
     migrated = command.processor(Path.cwd(), "migrate", str(b.config))
     assert migrated.returncode == 0, migrated
-    ready = {where: sql_ for where, sql_ in statements().items() if set(schemas.OURS) & set(re.findall(r"\w+", sql_))}
-    assert {"processor.inbox.CLAIM", "processor.ledger.ADVANCE", "processor.dlq.LIST"} <= ready.keys()
-    assert len(ready) > 40
 
     async def prepare(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, str]:
         refused = {}
-        for where, sql_ in ready.items():
+        for where, statement in statements.ours().items():
             try:
-                await connection.prepare(schemas.qualified(sql_, "own"))
+                await connection.prepare(schemas.qualified(statement, "own"))
             except asyncpg.PostgresError as error:
                 refused[where] = str(error)
         return refused

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from processor import rights
 from processor.errors import SetupError
 from tests.integration.conftest import MakeBench
-from tests.support import command, sql
+from tests.support import command, sql, statements
 from tests.support.bench import Bench, Sent
 
 
@@ -55,11 +56,30 @@ async def test_run_and_check_name_the_grants_that_a_role_lacks_and_these_are_eno
     assert checked.returncode == 1
     assert f"✗ {line.removeprefix('error: ')}" in checked.stdout.splitlines()
     grants = line.partition("lacks rights: ")[2].split("; ")
-    assert len(grants) == 4 + hidden
+    assert len(grants) == len(rights.NEEDED) + hidden
     await b.execute(*grants)
     b.send([Sent({"what": "x"}, id="m"), Sent({"what": "x"}, id="m")])
     await b.run_until_done(PROCESSOR_DATABASE__URL=clerk)
     assert (await b.inbox())["m"]["status"] == "completed"
+
+
+def test_rights_that_are_asked_for_are_enough_for_every_statement(database: str, clerk: str) -> None:
+    role = urlsplit(clerk).username
+    for table, privileges in rights.NEEDED.items():
+        sql.execute(database, f"GRANT {', '.join(privileges)} ON {table} TO {role}")
+
+    async def explain(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, str]:
+        refused = {}
+        for where, statement in statements.ours().items():
+            try:
+                await connection.execute(f"EXPLAIN (GENERIC_PLAN) {statement}")
+            except asyncpg.PostgresError as error:
+                refused[where] = str(error)
+        return refused
+
+    refused = sql.connected(clerk, explain)
+    assert refused.pop("processor.migrate.INSERT_APPLIED") == "permission denied for table processor_migrations"
+    assert refused == {}
 
 
 def test_a_single_right_that_is_missing_is_named_alone(bench: MakeBench, clerk: str) -> None:
