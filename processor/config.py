@@ -202,6 +202,9 @@ class KafkaSettings(_Table):
             "queued.max.messages.kbytes": 16_384,
             # A full queue is asked about again after this; librdkafka's own second limits large messages to 30 MB/s.
             "fetch.queue.backoff.ms": 50,
+            # A partition that is read again, as after a wait, has its turn when the broker has answered what was asked
+            # before. That takes it this long while nothing comes in, by default half a second.
+            "fetch.wait.max.ms": 100,
         }
         if self.group_protocol == "classic":
             defaults["heartbeat.interval.ms"] = self._heartbeat_ms

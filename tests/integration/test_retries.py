@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import datetime
-from itertools import repeat
+from itertools import pairwise, repeat
+from operator import sub
+from statistics import median
 from typing import Any
 
 import pytest
@@ -138,6 +140,20 @@ async def test_type_without_inbox_has_its_tries_too(bench: MakeBench) -> None:
     assert await b.effects() == ["m1", "m2"]
     assert handlers.calls == {"m0": 3, "m1": 2, "m2": 1}
     assert [row["status"] for row in (await b.inbox()).values()] == ["failed"]
+
+
+async def test_next_try_comes_as_soon_as_was_logged_and_not_half_a_second_later(
+    bench: MakeBench, logs: list[Any]
+) -> None:
+    b = bench("planned", partitions=2, retry={**THREE, "attempts": 20})
+    handlers.plans["m0"] = iter([Retry("not yet", after=0.02)] * 11)
+    b.send(numbered(1))
+    await b.run_until_done()
+    waits = [later - earlier for earlier, later in pairwise(handlers.moments["m0"])]
+    logged = [event["seconds"] for event in events(logs, "partition_held")]
+    assert median(map(sub, waits, logged)) < 0.25, (
+        "less than a broker takes to answer, by default, when nothing comes in"
+    )
 
 
 # --- what is no Exception ---

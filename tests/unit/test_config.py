@@ -582,6 +582,7 @@ def test_the_consumer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
         "auto.offset.reset": "error",
         "queued.max.messages.kbytes": 99,
         "fetch.queue.backoff.ms": 50,
+        "fetch.wait.max.ms": 100,
     }
 
 
