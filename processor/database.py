@@ -12,6 +12,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -459,3 +460,39 @@ class _Turn:
         self._queue.one_at_a_time.release()
         if type(error) is TimeoutError:
             raise StatementTimedOut("the statement was not answered in time") from error
+
+
+class Awake:
+    """Lets Postgres hear of a transaction while its handlers wait for something else: it ends those that are idle.
+
+    Without it, a handler that takes longer than `idle_in_transaction_timeout_ms`, but not too long, would lose its
+    transaction at every try, and be tried for ever.
+    """
+
+    def __init__(self, queue: Queue, seconds: float) -> None:
+        self._queue = queue
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+
+    async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._timer.cancel()
+        if self._speaking is not None:
+            if isinstance(error, asyncio.CancelledError):
+                self._speaking.cancel()  # as the handlers' own statements are; the connection is given up
+            await asyncio.wait([self._speaking])
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        quiet = time.monotonic() - self._queue.last_sent
+        if quiet >= self._seconds and (self._speaking is None or self._speaking.done()):
+            self._speaking = self._loop.create_task(self._speak())
+
+    async def _speak(self) -> None:
+        async with self._queue.one_at_a_time:
+            self._queue.note_sent()
+            with suppress(Exception):  # whoever speaks next hears of it
+                await self._queue.statements.connection.execute("SELECT 1")

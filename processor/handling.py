@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from processor import dispatch, outputs, sqlstates
 from processor.blame import Again, Culprit, HandlerError
-from processor.database import Database, Queue, QueuedWriteFailed
+from processor.database import Awake, Database, Queue, QueuedWriteFailed
 from processor.errors import ProcessorError
 from processor.failures import HandlerExit, HandlerTimeout, Reject
 from processor.outputs import Causes
@@ -143,13 +143,14 @@ class Handling:
         when_waiting = asyncio.get_running_loop().call_soon(self._use_the_time)
         async with self._telling():
             try:
-                for route, indices in self._runs():
-                    self._encode()  # before anything that comes later
-                    # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
-                    self._queue.keep_order()
-                    for piece in self._pieces(indices):
-                        await self._tell(piece)
-                        await self._handle(route, piece)
+                async with Awake(self._queue, self._idle_at_most):
+                    for route, indices in self._runs():
+                        self._encode()  # before anything that comes later
+                        # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
+                        self._queue.keep_order()
+                        for piece in self._pieces(indices):
+                            await self._tell(piece)
+                            await self._handle(route, piece)
                 when_waiting.cancel()
                 await self._flush_and_encode()
             finally:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+import pytest
 
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
@@ -40,6 +41,21 @@ async def test_slow_handlers_that_only_queue_do_not_lose_their_transaction(bench
     await b.run_until_done()
     assert sorted(await b.effects()) == sorted(f"w{n}" for n in range(25))
     assert set(handlers.calls.values()) == {1}
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_handler_that_waits_for_longer_than_postgres_does_keeps_its_transaction(
+    bench: MakeBench, concurrency: int
+) -> None:
+    b = bench("hold_up", concurrency=concurrency, database={"idle_in_transaction_timeout_ms": 1_000})
+    b.send(numbered(2))
+    long_ago = "SELECT 1 FROM pg_stat_activity WHERE application_name = $1 AND xact_start < now() - interval '2.5 s'"
+    async with b.running():
+        await b.until(lambda: b.rows(long_ago, f"processor:{b.consumer}"), "a transaction that lives for so long")
+        handlers.gate.set()
+        await b.done()
+    assert set((await statuses(b)).values()) == {"completed"}
+    assert handlers.calls == {"m0": 1, "m1": 1}
 
 
 async def test_statement_without_answer_in_time_is_tried_again(bench: MakeBench) -> None:
