@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # A btree entry holds some 2700 bytes; an id near that is a mistake in the producer.
 MAX_ID_CHARS = 512
 
-# What the inbox adds to an id that is not its row's alone: ~topic:partition:offset.
-MAX_STORED_ID_CHARS = MAX_ID_CHARS + 1 + 249 + 1 + 10 + 1 + 19
+# The inbox adds to an id that is not one row's alone where the message came from: room for the longest topic, and more.
+MAX_STORED_ID_CHARS = 2 * MAX_ID_CHARS
 
 # Names the message that an operator sends once more: the consumer that is to have it, a colon, its id in the inbox.
 REDRIVE = "processor-redrive"

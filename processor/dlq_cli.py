@@ -495,8 +495,12 @@ def _outcome_as_json(outcome: Outcome, waiting: int) -> dict[str, Any]:
 def _print_outcome(outcome: Outcome, waiting: int, timeout: float, *, waited: bool) -> None:
     if outcome.interrupted:
         typer.echo(
-            f"interrupted: {outcome.sent} of {max(outcome.total, outcome.sent)} sent and marked;"
-            " run the command again for the rest"
+            f"interrupted: {outcome.sent} of {max(outcome.total, outcome.sent)} sent and marked; "
+            + (
+                "run the command again for the rest"
+                if outcome.sent < outcome.total
+                else "the service will process them"
+            )
         )
         return
     if not outcome.sent and not outcome.keys:
@@ -513,8 +517,8 @@ def _print_outcome(outcome: Outcome, waiting: int, timeout: float, *, waited: bo
     _print_ids("a collision keeps its key parked", outcome.held, "discard it, or redrive it with --despite-collision")
     if outcome.stalled:
         typer.echo(
-            f"nothing has moved for {timeout:g} s: the service seems not to be running; what was sent is processed"
-            " when it runs, then run the command again",
+            f"nothing has moved for {timeout:g} s: the service seems not to be running, or to wait for something"
+            " itself (its log tells); what was sent is processed when it can, then run the command again",
             err=True,
         )
     elif not waited and outcome.keys_left:
