@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from processor.errors import text_of
 from processor.spans import told
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Culprit(Exception):
     """One record is known to be at fault."""
 
     def __init__(self, index: int, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__(text_of(error))
         self.index = index
         self.error = error
 
@@ -32,7 +33,7 @@ class Unattributed(Exception):
     """Some record is at fault."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__(text_of(error))
         self.error = error
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from processor import failpoints
 from processor.blame import Culprit
+from processor.errors import text_of
 from processor.sqlstates import StatementTimedOut, is_about_data
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class _Group:
         return self.what
 
     def failure(self, error: Exception) -> QueuedWriteFailed:
-        failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {error}", self.what)
+        failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {text_of(error)}", self.what)
         failed.__cause__ = error
         return failed
 

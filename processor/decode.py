@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import orjson
 
 from processor import identity
+from processor.errors import text_of
 from processor.interpreter import MANY, breathe
 from processor.records import Failure, Headers, Message, Partition, Record, place
 from processor.spans import Records, Span, Unusual, Usual
@@ -373,7 +374,9 @@ class Decoder:
                 except BadValue as problem:
                     failure = problem.failure
                 except Exception as error:  # from a validator of the handler's own model
-                    failure = Failure("undecodable", f"validating the value failed: {type(error).__name__}: {error}")
+                    failure = Failure(
+                        "undecodable", f"validating the value failed: {type(error).__name__}: {text_of(error)}"
+                    )
         return Record(
             Message(
                 id_,

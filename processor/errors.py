@@ -44,3 +44,11 @@ class Fenced(ProcessorError):
 
 class ConnectionLost(ProcessorError):
     """The database went away; whether the last commit counted is read from the ledger."""
+
+
+def text_of(error: BaseException) -> str:
+    """Its own words. An exception of somebody else's may fail to give any, and must not take more with it for that."""
+    try:
+        return str(error)
+    except Exception as worse:
+        return f"(without a text: {type(worse).__name__} in its __str__)"

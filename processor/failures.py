@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from processor import sqlstates
-from processor.errors import ConfigError
+from processor.errors import ConfigError, text_of
 from processor.importing import resolve
 from processor.records import Failure
 
@@ -134,9 +134,9 @@ class Judge:
 
 def failure_of(error: BaseException, kind: Kind) -> Failure:
     if isinstance(error, Reject):
-        return Failure("rejected", str(error), exception=type(error).__name__)
+        return Failure("rejected", text_of(error), exception=type(error).__name__)
     state = sqlstates.sqlstate(error)
-    detail = f"{type(error).__name__}: {error}" + (f" (SQLSTATE {state})" if state else "")
+    detail = f"{type(error).__name__}: {text_of(error)}" + (f" (SQLSTATE {state})" if state else "")
     trace = "".join(traceback.format_exception(error))
     reason = "timed_out" if isinstance(error, HandlerTimeout) else "handler_error"
     return Failure(reason, detail, trace[-TRACEBACK_CHARS:], str(kind), type(error).__name__, state)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from processor import dispatch, outputs, sqlstates
 from processor.blame import Again, Culprit, HandlerError
 from processor.database import Awake, Database, Queue, QueuedWriteFailed
-from processor.errors import ProcessorError
+from processor.errors import ProcessorError, text_of
 from processor.failures import HandlerExit, HandlerTimeout, Reject
 from processor.outputs import Causes
 from processor.records import Messages, Output, Outputs
@@ -546,7 +546,7 @@ class Watch:
         if isinstance(error, GeneratorExit):  # Python's, for a coroutine that is thrown away
             return
         if not isinstance(error, asyncio.CancelledError):
-            raise HandlerExit(f"{route.name} raised {type(error).__name__}: {error}") from error
+            raise HandlerExit(f"{route.name} raised {type(error).__name__}: {text_of(error)}") from error
         if self.expired:
             self.expired = False
             if self.task.uncancel() == 0:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from processor import failures
-from processor.errors import BatchAborted, ConnectionLost, Halt
+from processor.errors import BatchAborted, ConnectionLost, Halt, text_of
 from processor.failures import Kind
 from processor.spans import told
 
@@ -66,9 +66,9 @@ class Holding:
     async def blame(self, batch: Batch, record: Record, error: Exception) -> bool:
         """One record could not be processed: it fails, or its partition waits; True if it is tried again."""
         if record.failure is not None:
-            raise Halt(f"{record.coordinates}: not even its failure can be stored: {error}") from error
+            raise Halt(f"{record.coordinates}: not even its failure can be stored: {text_of(error)}") from error
         kind = self._judge.kind(error)
-        reason = f"{record.handler}: {type(error).__name__}: {error}"
+        reason = f"{record.handler}: {type(error).__name__}: {text_of(error)}"
         if kind is Kind.OUTAGE:
             await self._end([record])
             self._postpone(batch, record.assignment, record.message.offset, reason, getattr(error, "after", None))

@@ -86,16 +86,17 @@ KEEP = """
     INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, finished_at, error, record_key,
                        payload, headers, timestamp_ms, first_failed_at, parked_key, history)
     SELECT m.key, m.source, m.position, m.hash, m.status::inbox_status, m.id, m.type,
-           CASE WHEN m.reason IS NOT NULL THEN clock_timestamp() END, m.error, m.record_key, m.payload, m.headers, m.at,
-           CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, clock_timestamp()) END, m.parked_key,
+           CASE WHEN m.reason IS NOT NULL THEN t.now END, m.error, m.record_key, m.payload, m.headers, m.at,
+           CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, t.now) END, m.parked_key,
            CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(jsonb_strip_nulls(
-               jsonb_build_object('at', clock_timestamp(), 'event', 'failed', 'class', m.class, 'reason', m.reason,
+               jsonb_build_object('at', t.now, 'event', 'failed', 'class', m.class, 'reason', m.reason,
                                   'exception', m.exception, 'sqlstate', m.sqlstate))) END
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::json[],
                 $8::bytea[], $9::bytea[], $10::json[], $11::bigint[], $12::text[], $13::timestamptz[], $14::bytea[],
                 $15::text[], $16::text[], $17::text[], $18::text[])
          AS m(key, source, position, hash, id, type, error, record_key, payload, headers, at, status, first, parked_key,
-              class, reason, exception, sqlstate)
+              class, reason, exception, sqlstate),
+         (SELECT clock_timestamp()) AS t(now)
     ORDER BY m.key
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, finished_at = excluded.finished_at, message_id = excluded.message_id,

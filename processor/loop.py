@@ -29,7 +29,7 @@ from processor.blame import Again, Batch, Culprit, Cut, Exhausted, HandlerError,
 from processor.budget import Budget
 from processor.consumer import Assignment
 from processor.database import QueuedWriteFailed
-from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError
+from processor.errors import BatchAborted, ConnectionLost, Fenced, Halt, ProcessorError, text_of
 from processor.failures import Judge, Kind
 from processor.handling import Handling, Work, max_output
 from processor.holding import Holding
@@ -589,7 +589,7 @@ class Loop:
             self._turns.deadlocked()
         if self._ahead.session.broken(error) or (attributed and not isinstance(error, Culprit)):
             raise error
-        text = f"{type(cause).__name__}: {cause}"
+        text = f"{type(cause).__name__}: {text_of(cause)}"
         if isinstance(error, BusyElsewhere):
             seconds = None if error.seconds is None else max(SHORTEST_WAIT_SECONDS, error.seconds)
             raise Wait(str(error), [error.record.assignment], seconds, outage=False) from error

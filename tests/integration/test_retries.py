@@ -156,7 +156,23 @@ async def test_next_try_comes_as_soon_as_was_logged_and_not_half_a_second_later(
     )
 
 
-# --- what is no Exception ---
+# --- what has no text, or is no Exception ---
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("handler", ["planned", "planned_after_writing", "planned_many"])
+async def test_exception_that_cannot_say_what_it_is_fails_only_its_message(bench: MakeBench, handler: str) -> None:
+    b = bench(handler, retry=THREE)
+    handlers.plans["m1"] = repeat(Speechless())
+    b.send(numbered(3))
+    await b.run_until_done()
+    assert await b.effects() == ["m0", "m2"]
+    assert await outcome(b, "m1") == ("failed", 3, "bug")
+    assert "Speechless" in json.loads((await b.inbox())["m1"]["error"])["message"]
 
 
 class Exotic(BaseException):
