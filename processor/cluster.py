@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -39,6 +39,11 @@ Untold: TypeAlias = dict[Partition, str]
 class Topic:
     id: str
     partitions: frozenset[int]
+
+
+def _id(topic: Any) -> str:
+    """As Kafka's own tools write it; librdkafka has another alphabet."""
+    return str(topic.topic_id).replace("+", "-").replace("/", "_")
 
 
 class Cluster:
@@ -75,7 +80,7 @@ class Cluster:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise BatchAborted(f"the brokers do not describe {name}: {error.args[0].str()}") from None
             else:
-                found[name] = Topic(str(topic.topic_id), frozenset(partition.id for partition in topic.partitions))
+                found[name] = Topic(_id(topic), frozenset(partition.id for partition in topic.partitions))
         return found
 
     def logs(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Log], Untold]:
@@ -95,7 +100,7 @@ class Cluster:
         logs = {}
         for at, end in ends.items():
             topic = topics[at.topic]
-            logs[at] = Log(str(topic.topic_id), starts[at], end, len(topic.partitions))
+            logs[at] = Log(_id(topic), starts[at], end, len(topic.partitions))
         return logs, untold
 
     def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Committed | None], Untold]:

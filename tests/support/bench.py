@@ -181,7 +181,8 @@ class Bench:
     def place(self, offset: int, partition: int = 0) -> str:
         """The name of an input record that has no other."""
         described = self.admin.describe_topics(TopicCollection([self.input]))[self.input].result(SECONDS)
-        return f"{self.input}:{described.topic_id}:{partition}:{offset}"
+        id_ = str(described.topic_id).translate(str.maketrans("+/", "-_"))
+        return f"{self.input}:{id_}:{partition}:{offset}"
 
     def key_of(self, message_id: str) -> uuid.UUID:
         """The inbox' primary key, made without the processor's help."""
