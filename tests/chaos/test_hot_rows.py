@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from confluent_kafka.admin import AdminClient
-
 from tests.conftest import Deploy, Start
 from tests.support import sql
-from tests.support.deployments import Deployment
 from tests.support.waiting import eventually
 
 BACKLOG = 4_000
@@ -34,22 +31,12 @@ def deadlocks(database: str) -> int:
     return found
 
 
-def wait_until_shared_by_two(deployed: Deployment) -> None:
-    admin = AdminClient({"bootstrap.servers": deployed.bootstrap_servers, "log_level": 0})
-
-    def shared() -> bool:
-        group = admin.describe_consumer_groups([deployed.consumer])[deployed.consumer].result()
-        return [len(member.assignment.topic_partitions) for member in group.members] == [1, 1]
-
-    eventually(shared, 30, "two workers with a partition each")
-
-
 def test_deadlock_between_workers_costs_a_retry_and_is_not_repeated(deployment: Deploy, start: Start) -> None:
     deployed = deployment(handler="reserve", partitions=2, settings={"batch": {"max_messages": BATCH}})
     sql.execute(deployed.database, MEET)
     service = start(deployed, "--workers", "2")
     service.wait_for("partition_ready")
-    wait_until_shared_by_two(deployed)
+    deployed.wait_until_shared(1, 1)
     # The first order of each partition is for another row, and none is in both: that would be waited for as well.
     deployed.feed(duplicates=0).send(BACKLOG)
     report = deployed.verifier().assert_exactly_once()

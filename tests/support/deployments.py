@@ -9,8 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import ConsumerGroupState, KafkaException
+from confluent_kafka.admin import AdminClient
+
 from tests.support.feed import DUPLICATES, Feed
 from tests.support.verifier import Verifier
+from tests.support.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[2]
 MIGRATIONS = PROJECT / "handlers" / "migrations"
@@ -36,6 +40,20 @@ class Deployment:
 
     def feed(self, *, skus: int = 5, duplicates: float = DUPLICATES) -> Feed:
         return Feed(self.bootstrap_servers, self.input_topic, self.partitions, skus=skus, duplicates=duplicates)
+
+    def wait_until_shared(self, *sizes: int) -> None:
+        """Until the group is at rest, and its members have so many partitions each."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+
+        def shared() -> bool:
+            try:
+                group = admin.describe_consumer_groups([self.consumer])[self.consumer].result()
+            except KafkaException:
+                return False  # its coordinator is only just being chosen
+            found = sorted(len(member.assignment.topic_partitions) for member in group.members)
+            return group.state is ConsumerGroupState.STABLE and found == sorted(sizes)
+
+        eventually(shared, 30, f"members with {sizes} partitions")
 
     def verifier(self) -> Verifier:
         return Verifier(self.bootstrap_servers, self.input_topic, self.output_topic, self.consumer, self.database)
