@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 # The part of the stop time-out in which the batch may finish; the rest is for rolling back and leaving.
 GRACE = 0.7
+# How often to look for a second signal that was not heard.
+NUDGE_SECONDS = 0.2
 
 
 def run(settings: Settings, workers: int = 1) -> int:
@@ -90,6 +92,7 @@ class _Stop:
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._signals.put(signal.Signals(number)))
+        signal.signal(signal.SIGURG, lambda _number, _frame: None)  # by default it would wake nobody
         threading.Thread(target=self._hear, name="signals", daemon=True).start()
 
     def ask(self) -> None:
@@ -107,9 +110,17 @@ class _Stop:
         exit_after(self._seconds, 0)
         with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._begin, time.monotonic() + self._seconds * GRACE)
-        number = self._signals.get()
+        number = self._next_signal()
         log.warning("stopping_at_once", reason=_reason(number))
         exit_now(128 + (number or signal.SIGTERM))
+
+    def _next_signal(self) -> signal.Signals | None:
+        """What comes just before the main thread sleeps in a handler's call is heard only when something wakes it."""
+        while True:
+            try:
+                return self._signals.get(timeout=NUDGE_SECONDS)
+            except queue.Empty:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
 
     def _begin(self, until: float) -> None:
         self._grace = self._loop.call_later(max(0.0, until - time.monotonic()), self._running.cancel)

@@ -77,7 +77,7 @@ def test_killed_while_a_rewind_after_a_crash_is_followed_sends_nothing_again(
 ) -> None:
     deployed = deployment(partitions=1)
     deployed.feed().send(400)
-    crashed = start(deployed, failpoints="after_postgres_commit=kill@4")
+    crashed = start(deployed, failpoints="after_postgres_commit=kill@1")
     assert crashed.wait() == -signal.SIGKILL, crashed.tail()
     rewind(local_stack, deployed)
     doomed = start(deployed, failpoints=f"{point}=kill")

@@ -236,7 +236,9 @@ async def test_partition_that_has_to_halt_does_not_take_the_others_with_it(bench
         assert not engine._readiness.ready
         b.send([Sent({"what": "later"}, id="later", partition=1)])
         await b.done_with(1)
-    assert await b.effects() == ["p0", "p1", "q1.0", "q1.1", "q1.2", "later"]
+    effects = await b.effects()
+    assert sorted(effects[:2]) == ["p0", "p1"]  # there is no order between partitions
+    assert effects[2:] == ["q1.0", "q1.1", "q1.2", "later"]
 
 
 @pytest.mark.parametrize("outcome", ["committed", "aborted"])
@@ -278,8 +280,9 @@ async def test_positions_move_past_markers_once_and_then_not_before_some_time_or
         for name in ("m0", "m1"):
             with transaction(b, "committed") as producer:
                 producer.produce(b.input, b'{"what": "w"}', b"k", headers={"type": b"T", "message-id": name.encode()})
+            # The marker is written a moment after the commit is answered.
+            await b.until(lambda: [b.ends()[0]] == [a.empty.stop for a in loop._source.owned()], "read")
             end = b.ends()[0]
-            await b.until(lambda end=end: [end] == [a.empty.stop for a in loop._source.owned()], "read")  # type: ignore[misc]
             idle.clear()
             await b.until(lambda: len(idle) == 3, "idle for some time")
             assert len(moves) == 1, "by no transaction of its own for the second marker, nor for every idle second"
@@ -292,7 +295,7 @@ async def test_position_of_a_quiet_partition_moves_past_a_marker_while_another_o
     b = bench(partitions=2)
     with transaction(b, "committed") as producer:
         producer.produce(b.input, b'{"what": "w"}', b"k", 1, headers={"type": b"T", "message-id": b"quiet"})
-    end = b.ends()[1]
+    end = 2  # the record and its marker
     busy = count()
 
     def moved() -> bool:

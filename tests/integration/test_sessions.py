@@ -87,15 +87,15 @@ async def test_worker_that_waits_for_its_turn_for_many_command_timeouts_keeps_it
     bench: MakeBench, logs: list[Any]
 ) -> None:
     """Another worker's batch runs alone, and takes longer than a statement may."""
-    b = bench(database={"command_timeout_ms": 200})
+    b = bench(database={"command_timeout_ms": 1_000})
     b.send([Sent({"what": "x"}, id="m")])
     digest = hashlib.sha256(f"processor-turn:{b.consumer}".encode()).digest()
     alone = await asyncpg.connect(b.database)
     await alone.execute("SELECT pg_advisory_lock($1)", int.from_bytes(digest[:8], "big", signed=True))
     long_waits = """SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'
-                    AND now() - state_change > interval '2 seconds'"""
+                    AND now() - state_change > interval '4 seconds'"""
     async with b.running():
-        await b.until(lambda: b.rows(long_waits), "a session waits for ten times as long as a statement may take")
+        await b.until(lambda: b.rows(long_waits), "a session waits for four times as long as a statement may take")
         await alone.close()
         await b.done()
     assert await b.effects() == ["x"]
