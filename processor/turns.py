@@ -60,23 +60,27 @@ class Turns:
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock{shared}({self._lock})"
         sql = f"ROLLBACK; {begin}" if anew else begin
         begun = asyncio.ensure_future(connection.execute(sql, timeout=UNLIMITED_SECONDS))
+        waiting = True
         try:
             while not (await asyncio.wait({begun}, timeout=self._patience))[0]:
-                await self._still_waiting(connection.get_server_pid())
+                if not waiting:
+                    raise TimeoutError("Postgres does not answer")  # the connection is of no use
+                waiting = await self._is_waiting(connection.get_server_pid())
             begun.result()
         finally:
             if not begun.done():
                 begun.cancel()
                 await asyncio.wait({begun})
 
-    async def _still_waiting(self, backend: int) -> None:
-        """Raises TimeoutError if it is not for its turn that we wait: then the connection is of no use."""
+    async def _is_waiting(self, backend: int) -> bool:
+        """Whether it waits for its turn. If not, the answer may be under way: it has come while Postgres was asked."""
         async with self._control.use() as connection:
             for frozen in await end_frozen(connection, self._idle_seconds):
                 log.warning("frozen_session_ended", backend=frozen)
-            if not await connection.fetchval(WAITS, backend):
-                raise TimeoutError("Postgres does not answer")
-        log.info("still_waiting_for_turn", seconds=self._patience)
+            waiting: bool = await connection.fetchval(WAITS, backend)
+        if waiting:
+            log.info("still_waiting_for_turn", seconds=self._patience)
+        return waiting
 
     def committed(self) -> None:
         if self._alone:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,6 +15,7 @@ import pytest
 
 from processor import config, dlq, migrate
 from processor.postgres import Session
+from processor.turns import Turns
 from tests.integration.conftest import MakeBench
 from tests.support.bench import Sent
 
@@ -100,3 +104,34 @@ async def test_worker_that_waits_for_its_turn_for_many_command_timeouts_keeps_it
         await b.done()
     assert await b.effects() == ["x"]
     assert not [entry for entry in logs if entry["event"] in ("starting_over", "recovery_retried")]
+
+
+async def test_turn_that_comes_while_postgres_is_asked_whether_it_is_waited_for_is_taken(bench: MakeBench) -> None:
+    b = bench(database={"command_timeout_ms": 1_000})
+    settings = config.load(b.config, {})
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow(Session):
+        @asynccontextmanager
+        async def use(self) -> AsyncIterator[Any]:
+            asked.set()
+            await answer.wait()
+            async with super().use() as connection:
+                yield connection
+
+    control, work = Slow(settings, "control", retried=True), Session(settings, "work")
+    digest = hashlib.sha256(f"processor-turn:{b.consumer}".encode()).digest()
+    alone = await asyncpg.connect(b.database)
+    await alone.execute("SELECT pg_advisory_lock($1)", int.from_bytes(digest[:8], "big", signed=True))
+    async with work.use() as connection:
+        waits = "SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
+        begun = asyncio.create_task(Turns(settings, control).begin(connection))
+        await asked.wait()
+        await alone.close()
+        while await b.rows(waits, connection.get_server_pid()):  # noqa: ASYNC110 - nobody tells a bystander
+            await asyncio.sleep(0)
+        answer.set()
+        await begun
+        assert connection.is_in_transaction()
+    await control.close()
+    await work.close()
