@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from demo.errors import DemoError
-from processor import supervisor
+from processor.service import supervisor
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = Path("config/orders.toml")

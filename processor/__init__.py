@@ -3,8 +3,8 @@
 What handlers may import is here; nothing else is public.
 """
 
-from processor.database import Database
-from processor.failures import Reject, Retry, Unavailable
-from processor.records import Message, Messages, Output, Outputs, Result
+from processor.errors import Reject, Retry, Unavailable
+from processor.handling.database import Database
+from processor.messages.message import Message, Messages, Output, Outputs, Result
 
 __all__ = ["Database", "Message", "Messages", "Output", "Outputs", "Reject", "Result", "Retry", "Unavailable"]

@@ -1,5 +1,5 @@
 """`python -m processor`"""
 
-from processor.cli import main
+from processor.cli.main import main
 
 main()

@@ -52,3 +52,23 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as worse:
         return f"(without a text: {type(worse).__name__} in its __str__)"
+
+
+class Reject(Exception):
+    """Raised by a handler: this message is bad and will stay so. It ends as a failed row, the others go on."""
+
+
+class Retry(Exception):
+    """Raised by a handler: not now. The message is tried again, after so many seconds if given."""
+
+    def __init__(self, reason: str = "", after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class Unavailable(Exception):
+    """Raised by a handler: what it needs is down. Its partition waits, no attempt is counted, nothing fails."""
+
+    def __init__(self, reason: str = "", after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after

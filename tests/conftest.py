@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from processor import migrate
+from processor.postgres import migrate
 from processor.stack import Stack
 from tests.support import deployments, servers, sql
 from tests.support.deployments import Deployment

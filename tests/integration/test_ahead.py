@@ -11,14 +11,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from processor import Database, Messages, Retry, ahead
-from processor.ahead import Ahead
-from processor.engine import Engine
+from processor import Database, Messages, Retry
+from processor.engine import claim_ahead
+from processor.engine.claim_ahead import ClaimAhead
+from processor.engine.engine import Engine
 from processor.errors import Halt
-from processor.inbox import COPY_FROM, Claims
-from processor.postgres import Session
-from processor.records import Record
-from processor.spans import Records
+from processor.messages.batch import Records
+from processor.messages.record import Record
+from processor.postgres.inbox import COPY_FROM, Claims
+from processor.postgres.session import Session
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent
@@ -55,9 +56,9 @@ Meet = Callable[[Messages[Any], Database], Awaitable[None]]
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Every claim ahead; how long the last batch took decides nothing here."""
     seen = Watched()
-    make, claims, drop = Ahead._make, Ahead.claims, Ahead.drop
+    make, claims, drop = ClaimAhead._make, ClaimAhead.claims, ClaimAhead.drop
 
-    async def making(self: Ahead, session: Session, records: Records) -> tuple[Any, Claims | None]:
+    async def making(self: ClaimAhead, session: Session, records: Records) -> tuple[Any, Claims | None]:
         seen.begun.append([offset for span in records.spans for offset in span.offsets])  # type: ignore[union-attr]
         try:
             connection, found = await make(self, session, records)
@@ -67,19 +68,19 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
         seen.made.append(found is not None)
         return connection, found
 
-    async def claiming(self: Ahead, connection: Any, records: Sequence[Record]) -> Claims | None:
+    async def claiming(self: ClaimAhead, connection: Any, records: Sequence[Record]) -> Claims | None:
         found = await claims(self, connection, records)
         seen.used += found is not None
         return found
 
-    async def dropping(self: Ahead) -> None:
+    async def dropping(self: ClaimAhead) -> None:
         seen.dropped += self._claim is not None
         await drop(self)
 
-    monkeypatch.setattr(Ahead, "_make", making)
-    monkeypatch.setattr(Ahead, "claims", claiming)
-    monkeypatch.setattr(Ahead, "drop", dropping)
-    monkeypatch.setattr(ahead, "SHORT_SECONDS", float("inf"))
+    monkeypatch.setattr(ClaimAhead, "_make", making)
+    monkeypatch.setattr(ClaimAhead, "claims", claiming)
+    monkeypatch.setattr(ClaimAhead, "drop", dropping)
+    monkeypatch.setattr(claim_ahead, "SHORT_SECONDS", float("inf"))
     return seen
 
 
@@ -203,7 +204,7 @@ async def test_handlers_of_a_batch_that_was_claimed_ahead_see_what_the_one_befor
 async def test_nothing_is_claimed_ahead_while_batches_take_long(
     bench: MakeBench, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(claim_ahead, "SHORT_SECONDS", 0.0)
     b = bench(HANDLERS, **BATCH)
     await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import asyncpg
 import pytest
 
-from processor.arrays import SCALARS, WORTH_IT, Arrays, Flat
+from processor.postgres.arrays import SCALARS, WORTH_IT, Arrays, Flat
 
 if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]

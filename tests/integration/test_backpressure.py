@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from processor.buffer import RECORD_OVERHEAD
+from processor.kafka.buffer import RECORD_OVERHEAD
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Sent

@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 
 from processor import Database, Messages
-from processor.handling import PIECE
-from processor.ledger import Ledger
-from processor.records import Partition
-from processor.recovery import Log
+from processor.handling.run import PIECE
+from processor.kafka.positions import Log
+from processor.messages.message import Partition
+from processor.postgres.ledger import Ledger
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
 from tests.support.bench import Bench, Sent

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from processor import Database, Messages
-from processor.inbox import COPY_FROM
-from processor.outputs import message_id
-from processor.spans import Bulk
+from processor.messages.batch import Columns
+from processor.messages.outputs import message_id
+from processor.postgres.inbox import COPY_FROM
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -27,7 +27,7 @@ class Seen:
 
     async def meet(self, messages: Messages[Any], db: Database) -> None:
         assert isinstance(messages, Messages)
-        columns = isinstance(getattr(messages._make, "__self__", None), Bulk)
+        columns = isinstance(getattr(messages._make, "__self__", None), Columns)
         self.batches.append((list(messages.ids), columns))
 
     @property

@@ -16,13 +16,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from processor import Reject, Retry, Unavailable, config, dispatch
-from processor.consumer import Assignment, Source
-from processor.decode import Decoder
-from processor.engine import Engine
+from processor import Reject, Retry, Unavailable
+from processor.engine.engine import Engine
 from processor.errors import BatchAborted, Halt
-from processor.records import Partition
-from processor.sqlstates import StatementTimedOut
+from processor.handling import registry
+from processor.kafka.assignment import Assignment
+from processor.kafka.reader import PartitionReader
+from processor.messages.decode import Decoder
+from processor.messages.message import Partition
+from processor.postgres.sqlstates import StatementTimedOut
+from processor.settings import config
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
@@ -189,7 +192,9 @@ async def test_who_fails_while_its_write_is_on_the_way_takes_it_back_all_the_sam
 async def test_partition_that_is_about_to_be_read_counts_as_active(bench: MakeBench) -> None:
     b = bench()
     settings = config.load(b.config, {})
-    source = Source(settings, Decoder(settings, dispatch.load(settings)))  # never started: nobody serves its requests
+    source = PartitionReader(
+        settings, Decoder(settings, registry.load(settings))
+    )  # never started: nobody serves its requests
     assignment = Assignment(Partition(b.input, 0))
     source._assignments[assignment.partition] = assignment
     assert source.active() == []
@@ -242,7 +247,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
 async def cut_off(bench: Bench, times: int) -> None:
     """Start an engine, and end it as the service does when the time for stopping is over; so many times."""
     settings = config.load(bench.config, {})
-    routes = dispatch.load(settings)
+    routes = registry.load(settings)
     for _ in range(times):
         handlers.gate.clear()
         running = asyncio.create_task(Engine(settings, routes).run())

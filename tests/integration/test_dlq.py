@@ -25,8 +25,10 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from processor import Reject, Retry, dlq, identity
-from processor.dlq import Filter
+from processor import Reject, Retry
+from processor.messages import identity
+from processor.operations import dead_letters
+from processor.operations.dead_letters import Filter
 from tests.conftest import Topics, unique
 from tests.integration.conftest import MakeBench
 from tests.support import command, handlers, sql
@@ -379,7 +381,7 @@ def test_dry_run_changes_nothing(shop: Shop) -> None:
 
 
 def test_many_messages_go_page_by_page_in_order(shop: Shop) -> None:
-    number = dlq.PAGE_ROWS + 2 * dlq.CHUNK_ROWS + 1
+    number = dead_letters.PAGE_ROWS + 2 * dead_letters.CHUNK_ROWS + 1
     shop.many(number)
     assert shop.send("--all")["sent"] == number
     assert [m.value() for m in shop.records()] == [f"m{n}".encode() for n in range(number)]
@@ -437,11 +439,13 @@ async def test_row_that_the_service_failed_again_in_the_meantime_does_not_count_
     ours = await asyncpg.connect(shop.database)
     theirs = await asyncpg.connect(shop.database)
     try:
-        (row,) = await ours.fetch(dlq.LOAD, [identity.inbox_key(shop.consumer)("a").hex()])
+        (row,) = await ours.fetch(dead_letters.LOAD, [identity.inbox_key(shop.consumer)("a").hex()])
         transaction = theirs.transaction()
         await transaction.start()
         await theirs.execute("UPDATE inbox SET attempts = attempts + 1, redriven_at = NULL WHERE message_id = 'a'")
-        marking = asyncio.create_task(ours.execute(dlq.MARK, [row["key"]], [row["version"]], ['{"event": "redriven"}']))
+        marking = asyncio.create_task(
+            ours.execute(dead_letters.MARK, [row["key"]], [row["version"]], ['{"event": "redriven"}'])
+        )
         blocked = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
         pid = ours.get_server_pid()
         await asyncio.to_thread(eventually, lambda: sql.value(shop.database, blocked, pid), 30, "the mark waits")
@@ -735,7 +739,7 @@ async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 async def test_statements_read_only_what_is_not_done(big: asyncpg.Connection[asyncpg.Record], mode: str) -> None:
     await big.execute(f"SET plan_cache_mode = {mode}")
-    after = dlq.BEGINNING
+    after = dead_letters.BEGINNING
     keys = [b"k0", b"k1"]
     some = [identity.inbox_key("c")(f"m{n}000").hex() for n in range(1, 50)]
     for wanted in (
@@ -745,26 +749,26 @@ async def test_statements_read_only_what_is_not_done(big: asyncpg.Connection[asy
     ):
         arguments = wanted.arguments("c", [0])
         for statement, values in (
-            (dlq.LIST, [*wanted.arguments("c", [0, 1, 2, 3]), 100]),
-            (dlq.COUNT, wanted.arguments("c", [0, 1, 2, 3])),
-            (dlq.WAITING, arguments),
-            (dlq.SCOPE, [*arguments, some, False, None]),
-            (dlq.COLLISIONS, [*arguments, some]),
-            (dlq.COUNT_TO_SEND, [*arguments, some, False, 100_000, keys]),
-            (dlq.PAGE_TO_SEND, [*arguments, some, False, 100_000, keys, *after, 1000]),
-            (dlq.PAGE_TO_DISCARD, [*arguments, *after, 1000]),
+            (dead_letters.LIST, [*wanted.arguments("c", [0, 1, 2, 3]), 100]),
+            (dead_letters.COUNT, wanted.arguments("c", [0, 1, 2, 3])),
+            (dead_letters.WAITING, arguments),
+            (dead_letters.SCOPE, [*arguments, some, False, None]),
+            (dead_letters.COLLISIONS, [*arguments, some]),
+            (dead_letters.COUNT_TO_SEND, [*arguments, some, False, 100_000, keys]),
+            (dead_letters.PAGE_TO_SEND, [*arguments, some, False, 100_000, keys, *after, 1000]),
+            (dead_letters.PAGE_TO_DISCARD, [*arguments, *after, 1000]),
         ):
             assert await indexes(big, statement, values) <= {"inbox_unfinished", "inbox_pkey"}, statement
     for statement, values in (
-        (dlq.HEADS, [[0, 0], keys]),
-        (dlq.PAGE_OF_KEYS, [0, keys, some, True, *after, 1000]),
+        (dead_letters.HEADS, [[0, 0], keys]),
+        (dead_letters.PAGE_OF_KEYS, [0, keys, some, True, *after, 1000]),
     ):
         assert await indexes(big, statement, values) <= {"inbox_parked", "inbox_pkey"}, statement
     for statement, values in (
-        (dlq.LOAD, [some]),
-        (dlq.STATES, [some]),
-        (dlq.MARK, [some, ["1"] * len(some), ["{}"] * len(some)]),
-        (dlq.DISCARD, [some, "{}"]),
+        (dead_letters.LOAD, [some]),
+        (dead_letters.STATES, [some]),
+        (dead_letters.MARK, [some, ["1"] * len(some), ["{}"] * len(some)]),
+        (dead_letters.DISCARD, [some, "{}"]),
     ):
         assert await indexes(big, statement, values) <= {"inbox_pkey", "inbox_unfinished"}, statement
 

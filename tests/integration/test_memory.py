@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from processor.handling import Handling
-from processor.records import Message
+from processor.handling.run import BatchRun
+from processor.messages.message import Message
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Sent
@@ -49,7 +49,7 @@ async def test_nothing_of_a_batch_is_left_when_it_is_done(bench: MakeBench, hand
         handlers.failing |= {f"m{n}" for n in bad} | {f"w{n}" for n in bad}
     async with b.running():
         await b.done()
-        assert alive(Handling) <= FEW
+        assert alive(BatchRun) <= FEW
         assert alive(Message) <= FEW * SIZE
 
 

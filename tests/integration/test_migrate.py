@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from processor import migrate
 from processor.errors import ConfigError, SetupError
-from processor.migrate import Applied, MigrationSet, read_set
+from processor.postgres import migrate
+from processor.postgres.migrate import Applied, MigrationSet, read_set
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from processor import migrate, schemas
+from processor.postgres import migrate, schemas
 from tests.integration.conftest import MakeBench
 from tests.support import command, sql, statements
 from tests.support.bench import EFFECTS, Bench, Sent

@@ -9,7 +9,8 @@ import asyncpg
 import orjson
 import pytest
 
-from processor import identity, inbox, ledger, parking
+from processor.messages import identity
+from processor.postgres import inbox, ledger, parked_keys
 
 ROWS = 100_000
 BATCH = 500
@@ -88,10 +89,10 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me")),
         (inbox.RENEW, (known[0], "me", timedelta(seconds=1))),
         (inbox.REAP, ([0, 1, 2],)),
-        (parking.LOAD, ([0, 1, 2],)),
-        (parking.FORGET_REPEATS, ([0, 1, 2],)),
-        (parking.REPEAT, ([0, 1], [b"a", b"b"], [1, 2], known[:2])),
-        (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
+        (parked_keys.LOAD, ([0, 1, 2],)),
+        (parked_keys.FORGET_REPEATS, ([0, 1, 2],)),
+        (parked_keys.REPEAT, ([0, 1], [b"a", b"b"], [1, 2], known[:2])),
+        (parked_keys.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
         (inbox.KEEP_RESULTS, (known, known, ["1"] * BATCH)),
     ):
         assert not {scan for scan in await scans(big, sql, *args) if scan == ("Seq Scan", "inbox")}, sql
@@ -108,10 +109,10 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
         (inbox.LOOK_UP, (known,)),
         (inbox.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),
-        (parking.LOAD, ([0, 1, 2],)),
-        (parking.FORGET_REPEATS, ([0, 1, 2],)),
-        (parking.REPEAT, ([0, 1], [b"a", b"b"], [1, 2], known[:2])),
-        (parking.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
+        (parked_keys.LOAD, ([0, 1, 2],)),
+        (parked_keys.FORGET_REPEATS, ([0, 1, 2],)),
+        (parked_keys.REPEAT, ([0, 1], [b"a", b"b"], [1, 2], known[:2])),
+        (parked_keys.UNFINISHED, ([0, 1, 2], [b"a", b"b", b"c"], 10)),
         (inbox.KEEP_RESULTS, (known, known, ["1"] * BATCH)),
     ):
         assert not {scan for scan in await scans(big, sql, *args) if scan == ("Seq Scan", "inbox")}, sql

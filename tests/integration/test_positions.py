@@ -150,9 +150,10 @@ async def test_outputs_left_unsent_by_a_crash_are_sent_although_an_operator_rewo
 
 
 def _blob(bench: Bench, source: int) -> bytes:
-    from processor.outputs import Outgoing, Parcel, pack
+    from processor.messages.outputs import EncodedOutputs, Outgoing
+    from processor.messages.stored import pack
 
-    blob = pack(Parcel.of([Outgoing(source, bench.output, None, b'{"what": "stored"}', "m5", 0, "")]))
+    blob = pack(EncodedOutputs.of([Outgoing(source, bench.output, None, b'{"what": "stored"}', "m5", 0, "")]))
     assert blob is not None
     return blob
 

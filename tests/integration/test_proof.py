@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from processor import config
 from processor.errors import Fenced
-from processor.records import Partition
-from processor.transaction import Offset, Publisher
+from processor.kafka.producer import Offset, TransactionalProducer
+from processor.messages.message import Partition
+from processor.settings import config
 from tests.conftest import Deploy, unique
 from tests.support.waiting import eventually
 
@@ -61,7 +61,7 @@ class Group:
             return unique("proof")
 
         async def publish() -> bool:
-            publisher = Publisher(self._settings, name, lambda _refused: metadata)
+            publisher = TransactionalProducer(self._settings, name, lambda _refused: metadata)
             try:
                 await publisher.publish((), [Offset(Partition(self._topic, partition), 0, "")], lambda: True)
             except Fenced:

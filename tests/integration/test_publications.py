@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from processor import Database, Messages, publications
-from processor.publications import TOGETHER
-from processor.takeover import OUTPUT_OVERHEAD
+from processor import Database, Messages
+from processor.engine import publishing
+from processor.engine.publishing import TOGETHER
+from processor.engine.takeover import OUTPUT_OVERHEAD
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -36,7 +37,7 @@ def said(bench: Bench) -> list[str]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is tested ends the waiting for company, never the clock."""
-    monkeypatch.setattr(publications, "LONGEST_HOLD_SECONDS", 3600.0)
+    monkeypatch.setattr(publishing, "LONGEST_HOLD_SECONDS", 3600.0)
 
 
 async def behind_the_first(
@@ -97,7 +98,7 @@ async def test_a_batch_that_waits_for_company_does_not_wait_longer_than_it_may(
     bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full batch is at hand, and its handler takes for ever."""
-    monkeypatch.setattr(publications, "LONGEST_HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(publishing, "LONGEST_HOLD_SECONDS", 0.05)
     b = bench("by_column", batch=BATCH)
     async with b.running():
         kafka = await behind_the_first(b, monkeypatch, batches=1, held="m1")

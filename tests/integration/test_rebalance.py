@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 
 from processor import Retry
-from processor.engine import Engine
+from processor.engine.engine import Engine
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent

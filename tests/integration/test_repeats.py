@@ -8,7 +8,7 @@ import zlib
 import asyncpg
 from confluent_kafka import Consumer, TopicPartition
 
-from processor import inbox
+from processor.postgres import inbox
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent

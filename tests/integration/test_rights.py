@@ -10,8 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from processor import rights
 from processor.errors import SetupError
+from processor.postgres import rights
 from tests.integration.conftest import MakeBench
 from tests.support import command, sql, statements
 from tests.support.bench import Bench, Sent
@@ -78,7 +78,9 @@ def test_rights_that_are_asked_for_are_enough_for_every_statement(database: str,
         return refused
 
     refused = sql.connected(clerk, explain)
-    assert refused.pop("processor.migrate.INSERT_APPLIED") == "permission denied for table processor_migrations"
+    assert (
+        refused.pop("processor.postgres.migrate.INSERT_APPLIED") == "permission denied for table processor_migrations"
+    )
     assert refused == {}
 
 

@@ -13,9 +13,11 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from processor import config, dlq, migrate
-from processor.postgres import Session
-from processor.turns import Turns
+from processor.operations import dead_letters
+from processor.postgres import migrate
+from processor.postgres.deadlocks import DeadlockGate
+from processor.postgres.session import Session
+from processor.settings import config
 from tests.integration.conftest import MakeBench
 from tests.support.bench import Sent
 
@@ -73,7 +75,7 @@ async def test_isolation_level_that_database_or_role_has_by_default_does_not_bec
     async with control.use() as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
     await control.close()
-    async with dlq.opened(settings) as connection:
+    async with dead_letters.opened(settings) as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
     async with migrate.connected(settings) as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
@@ -125,7 +127,7 @@ async def test_turn_that_comes_while_postgres_is_asked_whether_it_is_waited_for_
     await alone.execute("SELECT pg_advisory_lock($1)", int.from_bytes(digest[:8], "big", signed=True))
     async with work.use() as connection:
         waits = "SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
-        begun = asyncio.create_task(Turns(settings, control).begin(connection))
+        begun = asyncio.create_task(DeadlockGate(settings, control).begin(connection))
         await asked.wait()
         await alone.close()
         while await b.rows(waits, connection.get_server_pid()):  # noqa: ASYNC110 - nobody tells a bystander

@@ -59,7 +59,7 @@ def test_the_command_runs_outside_the_sources(installed: Path, tmp_path: Path) -
 
 
 def test_the_migrations_come_along(installed: Path, tmp_path: Path) -> None:
-    code = "import processor, processor.migrate as m; print(processor.__file__); print(m.core_migrations())"
+    code = "import processor, processor.postgres.migrate as m; print(processor.__file__); print(m.core_migrations())"
     package, migrations = python("-c", code, cwd=tmp_path, path=installed).splitlines()
     assert Path(package).is_relative_to(installed)
     assert Path(migrations) == installed / "processor" / "migrations"

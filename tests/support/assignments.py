@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from processor.consumer import Assignment
-from processor.records import Partition
+from processor.kafka.assignment import Assignment
+from processor.messages.message import Partition
 
 
 def assignment(number: int = 0) -> Assignment:

@@ -19,8 +19,9 @@ import asyncpg
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from processor import config, dispatch
-from processor.engine import Engine
+from processor.engine.engine import Engine
+from processor.handling import registry
+from processor.settings import config
 from tests.support import deployments, sending
 from tests.support.sending import Place, Sent
 
@@ -56,7 +57,7 @@ class Bench:
     @asynccontextmanager
     async def running(self, engines: int = 1, environ: Mapping[str, str] | None = None) -> AsyncIterator[None]:
         settings = config.load(self.config, environ or {})
-        routes = dispatch.load(settings)
+        routes = registry.load(settings)
         started = [Engine(settings, routes) for _ in range(engines)]
         tasks = [asyncio.create_task(engine.run()) for engine in started]
         self._tasks = tasks

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from processor.engine import Engine
+from processor.engine.engine import Engine
 from processor.errors import BatchAborted
 from tests.support.bench import Bench
 

@@ -20,7 +20,7 @@ from benchmarks.results import Ceiling, Results
 from benchmarks.soak import Soak
 from benchmarks.subjects import SUBJECTS, Processor
 from benchmarks.workload import Order
-from processor import config
+from processor.settings import config
 
 ORDERS = {"o-1": Order("sku-1", 2), "o-2": Order("sku-1", 3), "o-3": Order("sku-2", 1)}
 STOCK = {"sku-1": 5, "sku-2": 1}

@@ -7,41 +7,43 @@ import pytest
 from confluent_kafka import KafkaError
 from pydantic import SecretStr
 
-from processor import failures, sqlstates
-from processor.config import (
+from processor.engine.failing import classify
+from processor.engine.failing.classify import Judge, Kind
+from processor.errors import ConfigError, Reject, Retry, Unavailable
+from processor.handling.timeouts import HandlerTimedOut
+from processor.kafka.producer import ProducerAction, action_after
+from processor.postgres import sqlstates
+from processor.settings.config import (
     DatabaseSettings,
     FailureSettings,
     HandlerSettings,
     KafkaSettings,
     Settings,
 )
-from processor.errors import ConfigError
-from processor.failures import HandlerTimeout, Judge, Kind, Reject, Retry, Unavailable
-from processor.transaction import Verdict, classify
 
 
 @pytest.mark.parametrize(
     ("code", "fatal", "retriable", "abortable", "verdict"),
     [
-        (KafkaError._TIMED_OUT, False, True, False, Verdict.AGAIN),
-        (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, False, True, False, Verdict.AGAIN),
-        (KafkaError.UNKNOWN_MEMBER_ID, False, False, True, Verdict.FENCED),
-        (KafkaError.ILLEGAL_GENERATION, False, False, True, Verdict.OLD),
-        (KafkaError.STALE_MEMBER_EPOCH, False, False, True, Verdict.OLD),
-        (KafkaError._FENCED, True, False, False, Verdict.FENCED),
-        (KafkaError.INVALID_PRODUCER_EPOCH, True, False, False, Verdict.FENCED),
-        (KafkaError.NOT_ENOUGH_REPLICAS, False, False, True, Verdict.ABORT),
-        (KafkaError._MSG_TIMED_OUT, False, False, True, Verdict.ABORT),
-        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, Verdict.REBUILD),
-        (KafkaError._STATE, False, False, False, Verdict.REBUILD),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False, False, True, Verdict.HALT),
-        (KafkaError.MSG_SIZE_TOO_LARGE, False, False, True, Verdict.HALT),
+        (KafkaError._TIMED_OUT, False, True, False, ProducerAction.AGAIN),
+        (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, False, True, False, ProducerAction.AGAIN),
+        (KafkaError.UNKNOWN_MEMBER_ID, False, False, True, ProducerAction.FENCED),
+        (KafkaError.ILLEGAL_GENERATION, False, False, True, ProducerAction.OLD),
+        (KafkaError.STALE_MEMBER_EPOCH, False, False, True, ProducerAction.OLD),
+        (KafkaError._FENCED, True, False, False, ProducerAction.FENCED),
+        (KafkaError.INVALID_PRODUCER_EPOCH, True, False, False, ProducerAction.FENCED),
+        (KafkaError.NOT_ENOUGH_REPLICAS, False, False, True, ProducerAction.ABORT),
+        (KafkaError._MSG_TIMED_OUT, False, False, True, ProducerAction.ABORT),
+        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, ProducerAction.REBUILD),
+        (KafkaError._STATE, False, False, False, ProducerAction.REBUILD),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False, False, True, ProducerAction.HALT),
+        (KafkaError.MSG_SIZE_TOO_LARGE, False, False, True, ProducerAction.HALT),
     ],
 )
 def test_kafka_error_asks_for_one_thing(
-    code: int, fatal: bool, retriable: bool, abortable: bool, verdict: Verdict
+    code: int, fatal: bool, retriable: bool, abortable: bool, verdict: ProducerAction
 ) -> None:
-    assert classify(KafkaError(code, "any text", fatal, retriable, abortable)) is verdict
+    assert action_after(KafkaError(code, "any text", fatal, retriable, abortable)) is verdict
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def judge(**classes: str) -> Judge:
         (asyncpg.NumericValueOutOfRangeError("x"), Kind.POISON),
         (asyncpg.DataError("x"), Kind.POISON),
         (Retry("x"), Kind.TRANSIENT),
-        (HandlerTimeout("x"), Kind.TRANSIENT),
+        (HandlerTimedOut("x"), Kind.TRANSIENT),
         (asyncpg.SerializationError("x"), Kind.TRANSIENT),
         (TimeoutError(), Kind.TRANSIENT),
         (Unavailable("x"), Kind.OUTAGE),
@@ -138,13 +140,13 @@ def test_a_class_for_what_is_no_exception_is_refused_at_start(name: str) -> None
 
 
 def test_failure_of_a_message_says_why_in_a_form_that_can_be_stored() -> None:
-    assert failures.failure_of(Reject("no such sku"), Kind.POISON).reason == "rejected"
-    found = failures.failure_of(asyncpg.CheckViolationError("bad \udc80"), Kind.POISON)
+    assert classify.failure_of(Reject("no such sku"), Kind.POISON).reason == "rejected"
+    found = classify.failure_of(asyncpg.CheckViolationError("bad \udc80"), Kind.POISON)
     assert "SQLSTATE 23514" in found.detail
     assert (found.kind, found.sqlstate, found.exception) == ("poison", "23514", "CheckViolationError")
     found.detail.encode()
 
 
 def test_backoff_grows_is_jittered_and_bounded() -> None:
-    assert all(0 <= failures.backoff(50) <= failures.LONGEST_DELAY_SECONDS for _ in range(100))
-    assert max(failures.backoff(1) for _ in range(100)) <= 2 * failures.FIRST_DELAY_SECONDS
+    assert all(0 <= classify.backoff(50) <= classify.LONGEST_DELAY_SECONDS for _ in range(100))
+    assert max(classify.backoff(1) for _ in range(100)) <= 2 * classify.FIRST_DELAY_SECONDS

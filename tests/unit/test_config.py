@@ -11,9 +11,17 @@ import pytest
 from confluent_kafka import cimpl
 from pydantic import ValidationError
 
-from processor import librdkafka
-from processor.config import BatchSettings, KafkaSettings, RetrySettings, Settings, hide_password, load, one_by_one
 from processor.errors import ConfigError
+from processor.settings import librdkafka
+from processor.settings.config import (
+    BatchSettings,
+    KafkaSettings,
+    RetrySettings,
+    Settings,
+    hide_password,
+    load,
+    one_by_one,
+)
 from tests.support.command import processor
 
 PASSWORD = "correct-horse-battery"

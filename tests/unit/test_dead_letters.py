@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from processor import Message, dead_letters, identity, outputs
-from processor.outputs import Outgoing, Parcel
-from processor.records import Failure, Headers, Record
+from processor import Message
+from processor.messages import identity, letters, outputs, stored
+from processor.messages.message import Headers
+from processor.messages.outputs import EncodedOutputs, Outgoing
+from processor.messages.record import Failure, Record
 from tests.support.assignments import assignment
 
 KEY = identity.inbox_key("inventory")
@@ -74,7 +76,7 @@ def failed(
 
 
 def letter(record: Record, max_bytes: int = ROOMY) -> Outgoing:
-    return dead_letters.letter(record, "orders.inventory.dlq", "inventory", "1.2.3", LAST, max_bytes)
+    return letters.letter(record, "orders.inventory.dlq", "inventory", "1.2.3", LAST, max_bytes)
 
 
 def test_letter_is_the_original_with_the_diagnosis_after_it() -> None:
@@ -158,8 +160,8 @@ def test_what_was_not_there_is_not_said_to_be_left_out() -> None:
 
 def test_letter_comes_out_of_the_ledger_as_it_went_in() -> None:
     sent = [letter(failed()), letter(failed(b"x" * 5000), 2000), letter(failed(None, None, ()))]
-    blob = outputs.pack(Parcel.of(sent))
+    blob = stored.pack(EncodedOutputs.of(sent))
     assert blob is not None
-    kept = list(outputs.unpack(blob, KEY))
+    kept = list(stored.unpack(blob, KEY))
     assert kept == sent
     assert [found.headers() for found in kept] == [found.headers() for found in sent]

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
-from processor.config import MessageSettings, Settings
-from processor.decode import MAX_STORED_ID_CHARS, REDRIVE, Decoder, Incoming
-from processor.dispatch import Route, Routes, _signature, _value_readers
 from processor.errors import ConfigError
-from processor.records import Record
+from processor.handling.registry import Route, Routes, _signature, _value_readers
+from processor.messages.decode import MAX_STORED_ID_CHARS, REDRIVE, Decoder, Incoming
+from processor.messages.record import Record
+from processor.settings.config import MessageSettings, Settings
 from tests.support.assignments import assignment
 
 

@@ -13,21 +13,22 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
-from processor.config import MessageSettings, Settings
-from processor.consumer import Assignment
-from processor.decode import (
-    _DIGITS,
+from processor.handling.registry import Route, Routes, _signature, _value_readers
+from processor.kafka.assignment import Assignment
+from processor.messages.decode import (
     MAX_ID_CHARS,
     MAX_STORED_ID_CHARS,
     PIECES,
     REDRIVE,
-    Columns,
     Decoder,
     Incoming,
+    RawColumns,
     _incoming,
 )
-from processor.dispatch import Route, Routes, _signature, _value_readers
-from processor.records import Partition, Record
+from processor.messages.formats.json import _DIGITS
+from processor.messages.message import Partition
+from processor.messages.record import Record
+from processor.settings.config import MessageSettings, Settings
 from tests.support.assignments import assignment
 
 MAX_BYTES = 4000
@@ -363,10 +364,10 @@ def test_nothing_to_decode_is_fine() -> None:
 @pytest.mark.parametrize("where", [[], [0], [3], [7], [0, 1, 7], list(range(8))])
 def test_values_with_a_run_of_digits_are_found_wherever_they_stand(where: list[int]) -> None:
     values = [(b"9" * 30 + b"x" if at in where else b"x" * at) for at in range(8)]
-    columns = Columns((), values, Partition("t", 0))
+    columns = RawColumns((), values, Partition("t", 0))
     assert list(columns._with_run_of(_DIGITS, b"0" * 19)) == where
 
 
 def test_a_run_of_digits_does_not_begin_in_one_value_and_end_in_the_next() -> None:
-    columns = Columns((), [b"1" * 18, b"1" * 18], Partition("t", 0))
+    columns = RawColumns((), [b"1" * 18, b"1" * 18], Partition("t", 0))
     assert list(columns._with_run_of(_DIGITS, b"0" * 19)) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from processor import Message, Output, Outputs, Result
-from processor.dispatch import given_for_batch, given_for_one
+from processor.handling.registry import given_for_batch, given_for_one
 
 
 def message(offset: int) -> Message[Any]:

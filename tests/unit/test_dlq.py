@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from processor import config, dlq, dlq_cli, librdkafka
-from processor.dlq import Filter, WrongUse
+from processor.cli import dlq
+from processor.operations import dead_letters
+from processor.operations.dead_letters import Filter, WrongUse
+from processor.settings import config, librdkafka
 from tests.support.command import processor
 
 NOW = datetime(2025, 3, 1, 12, tzinfo=UTC)
@@ -49,23 +51,28 @@ def project(tmp_path: Path) -> Path:
     ],
 )
 def test_times_are_moments_or_how_long_ago(text: str, expected: datetime) -> None:
-    assert dlq.moment(text, NOW) == expected
+    assert dead_letters.moment(text, NOW) == expected
 
 
 @pytest.mark.parametrize("text", ["", "h", "2", "2x", "yesterday", "12h2d", "9999999999999d"])
 def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(WrongUse, match="2h"):
-        dlq.moment(text, NOW)
+        dead_letters.moment(text, NOW)
 
 
 def test_headers_come_back_byte_for_byte() -> None:
     stored = [["a", "ü\0"], ["a", {"base64": base64.b64encode(b"\xff\0").decode()}], ["b", None], ["a", ""]]
-    assert dlq.headers_of(json.dumps(stored)) == [("a", "ü\0".encode()), ("a", b"\xff\0"), ("b", None), ("a", b"")]
-    assert dlq.headers_of(None) == []
+    assert dead_letters.headers_of(json.dumps(stored)) == [
+        ("a", "ü\0".encode()),
+        ("a", b"\xff\0"),
+        ("b", None),
+        ("a", b""),
+    ]
+    assert dead_letters.headers_of(None) == []
 
 
 def test_producer_is_idempotent_without_transactions_and_keeps_what_was_configured(project: Path) -> None:
-    properties = dlq.producer_config(config.load(project / "orders.toml", environ={}).kafka, "shop")
+    properties = dead_letters.producer_config(config.load(project / "orders.toml", environ={}).kafka, "shop")
     assert properties["enable.idempotence"] is True
     assert properties["acks"] == "all"
     assert not {"transactional.id", "transaction.timeout.ms", "delivery.report.only.error"} & properties.keys()
@@ -75,11 +82,11 @@ def test_producer_is_idempotent_without_transactions_and_keeps_what_was_configur
 
 
 def test_chunks_are_bounded_by_rows_and_bytes_and_keep_the_order() -> None:
-    half = dlq.CHUNK_BYTES // 2
+    half = dead_letters.CHUNK_BYTES // 2
     rows: Any = [{"n": n, "bytes": size} for n, size in enumerate([1, 1, 1, half, half, half, 3 * half, 1])]
-    chunks = [[row["n"] for row in chunk] for chunk in dlq._chunks(rows, 2)]
+    chunks = [[row["n"] for row in chunk] for chunk in dead_letters._chunks(rows, 2)]
     assert chunks == [[0, 1], [2, 3], [4, 5], [6], [7]]
-    assert list(dlq._chunks([], 2)) == []
+    assert list(dead_letters._chunks([], 2)) == []
 
 
 def test_a_status_alone_is_no_filter() -> None:
@@ -89,18 +96,18 @@ def test_a_status_alone_is_no_filter() -> None:
 
 
 def test_what_could_steer_a_terminal_is_shown_instead_of_obeyed() -> None:
-    assert dlq_cli._safe("a\x1b[31m\tb\n") == "a\\x1b[31m\tb\n"
-    assert dlq_cli._bytes_as_text(b"\x1b[31m") == (b"\x1b[31m".hex(), "hex")
-    assert dlq_cli._bytes_as_text("schön".encode()) == ("schön", "text")
-    assert dlq_cli._key_text(None) == "-"
-    assert dlq_cli._key_text(b"\xff") == "0xff"
+    assert dlq._safe("a\x1b[31m\tb\n") == "a\\x1b[31m\tb\n"
+    assert dlq._bytes_as_text(b"\x1b[31m") == (b"\x1b[31m".hex(), "hex")
+    assert dlq._bytes_as_text("schön".encode()) == ("schön", "text")
+    assert dlq._key_text(None) == "-"
+    assert dlq._key_text(b"\xff") == "0xff"
 
 
 def test_payload_is_shown_as_json_text_or_hex() -> None:
-    assert dlq_cli._pretty('{"a":1}', "text") == '{\n  "a": 1\n}'
-    assert dlq_cli._pretty("plain", "text") == "plain"
-    assert dlq_cli._pretty("00ff", "hex") == "00ff"
-    assert dlq_cli._pretty(None, None) == "null"
+    assert dlq._pretty('{"a":1}', "text") == '{\n  "a": 1\n}'
+    assert dlq._pretty("plain", "text") == "plain"
+    assert dlq._pretty("00ff", "hex") == "00ff"
+    assert dlq._pretty(None, None) == "null"
 
 
 @pytest.mark.parametrize(

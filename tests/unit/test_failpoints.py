@@ -48,6 +48,6 @@ def test_bad_specification_is_refused_with_what_there_is(specification: str) -> 
 def test_every_point_is_reached_somewhere_in_the_engine() -> None:
     package = Path(processor.__file__).parent
     reached = {
-        name for path in package.glob("*.py") for name in re.findall(r'failpoints\.reach\("(\w+)"\)', path.read_text())
+        name for path in package.rglob("*.py") for name in re.findall(r'failpoints\.reach\("(\w+)"\)', path.read_text())
     }
     assert reached == set(failpoints.POINTS)

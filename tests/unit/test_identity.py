@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from processor import identity
-from processor.config import MessageSettings
-from processor.decode import Incoming
+from processor.messages import identity
+from processor.messages.decode import Incoming
+from processor.settings.config import MessageSettings
 
 
 def incoming(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from processor.errors import ConfigError
-from processor.importing import resolve
+from processor.settings.importing import resolve
 
 MODULES = {
     "fine": "async def reserve(message, db): ...\nlimit = 3\n",

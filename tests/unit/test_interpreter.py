@@ -11,7 +11,7 @@ import pytest
 # Threads that are alive at the same time take memory; then the C library tells how many arenas it has.
 ARENAS = """
 import ctypes, sys, threading
-from processor import interpreter
+from processor.service import interpreter
 
 if sys.argv[1] == "tuned":
     interpreter.tune()
@@ -44,5 +44,5 @@ def test_threads_share_one_arena() -> None:
 
 
 def test_event_loop_is_seldom_interrupted() -> None:
-    code = "import sys; from processor import interpreter; interpreter.tune(); print(sys.getswitchinterval())"
+    code = "import sys; from processor.service import interpreter; interpreter.tune(); print(sys.getswitchinterval())"
     assert float(run(code)) > 0.01

@@ -16,9 +16,10 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from processor import Message, Output, Outputs, identity, outputs
-from processor.outputs import Causes, Outgoing, Parcel
-from processor.records import Record
+from processor import Message, Output, Outputs
+from processor.messages import identity, outputs, stored
+from processor.messages.outputs import Causes, EncodedOutputs, Outgoing
+from processor.messages.record import Record
 from tests.support.assignments import assignment
 
 
@@ -51,11 +52,11 @@ def headers_of(outgoing: Outgoing) -> dict[str, Any]:
     return dict(outgoing.headers())
 
 
-def there_and_back(parcel: Parcel, key_of: Callable[[str], bytes] = KEY) -> Parcel:
+def there_and_back(parcel: EncodedOutputs, key_of: Callable[[str], bytes] = KEY) -> EncodedOutputs:
     """Stored in the ledger, and read from it."""
-    blob = outputs.pack(parcel)
+    blob = stored.pack(parcel)
     assert blob is not None
-    return outputs.unpack(blob, key_of)
+    return stored.unpack(blob, key_of)
 
 
 def test_output_carries_deterministic_id_causation_and_correlation() -> None:
@@ -139,7 +140,7 @@ def test_ledger_blob_gives_back_what_went_in() -> None:
         encode(Output("b", None), cause(id_="e6"), 1),
         encode(Output("a", b"\x00" * 1000, b"", {"ü": b"\xff\xfe"}, type="T"), cause(("traceparent", b"t"), id_="ü~7")),
     ]
-    kept = list(there_and_back(Parcel.of(sent)))
+    kept = list(there_and_back(EncodedOutputs.of(sent)))
     assert kept == sent
     assert [output.headers() for output in kept] == [output.headers() for output in sent]
     assert [output.size() for output in kept] == [output.size() for output in sent]
@@ -171,7 +172,7 @@ def test_ledger_blob_gives_back_dead_letters_among_outputs() -> None:
         assert message_id in ("e5", "e6"), "a dead letter's id is no concern of this blob"
         return KEY(message_id)
 
-    kept = list(there_and_back(Parcel.of(sent), key_of))
+    kept = list(there_and_back(EncodedOutputs.of(sent), key_of))
     assert kept == sent
     assert [output.headers() for output in kept] == [output.headers() for output in sent]
 
@@ -373,15 +374,15 @@ def at(offset: int) -> Message[Any]:
 
 def test_parcel_gives_back_its_rows() -> None:
     rows = parcel()
-    assert list(Parcel.of(rows)) == rows
-    assert len(Parcel.of(rows)) == len(rows)
-    assert (list(Parcel.of()), len(Parcel.of())) == ([], 0)
+    assert list(EncodedOutputs.of(rows)) == rows
+    assert len(EncodedOutputs.of(rows)) == len(rows)
+    assert (list(EncodedOutputs.of()), len(EncodedOutputs.of())) == ([], 0)
 
 
 @pytest.mark.parametrize("where", [[], [0], [5, 0, 3], [1, 1], range(6), range(2, 4)])
 def test_parcel_of_only_some_rows(where: Sequence[int]) -> None:
     rows = parcel()
-    whole = Parcel.of(rows)
+    whole = EncodedOutputs.of(rows)
     assert list(whole.only(where)) == [rows[index] for index in where]
     assert list(whole) == rows
 
@@ -389,13 +390,13 @@ def test_parcel_of_only_some_rows(where: Sequence[int]) -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 6), (0, 0), (6, 6), (1, 4), (4, 9)])
 def test_part_of_a_parcel(start: int, end: int) -> None:
     rows = parcel()
-    part = Parcel.of(rows).part(start, end)
+    part = EncodedOutputs.of(rows).part(start, end)
     assert list(part) == rows[start:end]
 
 
 def test_parcel_is_sorted_by_offset_and_place() -> None:
     rows = parcel()
-    assert [(row.source_offset, row.place) for row in Parcel.of(rows).sorted()] == [
+    assert [(row.source_offset, row.place) for row in EncodedOutputs.of(rows).sorted()] == [
         (5, 0),
         (5, 1),
         (5, 2),
@@ -403,28 +404,28 @@ def test_parcel_is_sorted_by_offset_and_place() -> None:
         (9, 0),
         (43, outputs.DEAD_LETTER),
     ]
-    assert sorted(Parcel.of(rows).sorted(), key=rows.index) == rows
-    assert list(Parcel.of().sorted()) == []
+    assert sorted(EncodedOutputs.of(rows).sorted(), key=rows.index) == rows
+    assert list(EncodedOutputs.of().sorted()) == []
 
 
 def test_parcel_grows_at_its_end_and_leaves_the_other_as_it_is() -> None:
     rows = parcel()
-    first, more = Parcel.of(rows[:2]), Parcel.of(rows[2:])
+    first, more = EncodedOutputs.of(rows[:2]), EncodedOutputs.of(rows[2:])
     part = first.part(0, 2)
     first.extend(more)
-    first.extend(Parcel.of())
+    first.extend(EncodedOutputs.of())
     assert list(first) == rows
     assert list(more) == rows[2:]
     assert list(part) == rows[:2], "a part is a copy"
-    empty = Parcel.of()
+    empty = EncodedOutputs.of()
     empty.extend(first)
     assert list(empty) == rows
-    assert list(Parcel.of()) == []
+    assert list(EncodedOutputs.of()) == []
 
 
 @pytest.mark.parametrize("where", [range(6), [5, 4, 3, 2, 1, 0], [0], [4], [0, 4], [1, 2], [3], [2]])
 def test_ledger_blob_of_columns_gives_back_what_went_in(where: Sequence[int]) -> None:
-    sent = Parcel.of(parcel()).only(where)
+    sent = EncodedOutputs.of(parcel()).only(where)
     rows = list(sent)
     kept = there_and_back(sent)
     assert list(kept) == rows
@@ -442,10 +443,10 @@ def test_ledger_blob_of_outputs_by_the_column_gives_back_what_went_in() -> None:
 
 
 def test_no_outputs_need_no_blob() -> None:
-    assert outputs.pack(Parcel.of()) is None
+    assert stored.pack(EncodedOutputs.of()) is None
 
 
 def test_blob_of_a_later_format_is_refused() -> None:
     head = orjson.dumps({"format": 99, "rows": []})
     with pytest.raises(ValueError, match="format 99"):
-        outputs.unpack(len(head).to_bytes(4, "big") + head, KEY)
+        stored.unpack(len(head).to_bytes(4, "big") + head, KEY)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from processor.database import Database, Queue, TransactionCommandError
+from processor.handling.database import Database
+from processor.handling.queue import Queue, TransactionCommandError
 
 ORDERS, STOCK = "INSERT INTO orders VALUES ($1)", "UPDATE stock SET reserved = $1"
 

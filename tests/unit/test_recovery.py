@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from processor.engine.recovery import Step, decide
 from processor.errors import Halt
-from processor.ledger import LedgerRow
-from processor.records import Partition
-from processor.recovery import Committed, Log, Step, decide, metadata
+from processor.kafka.positions import CommittedOffset, Log, metadata
+from processor.messages.message import Partition
+from processor.postgres.ledger import LedgerRow
 
 PARTITION = Partition("orders", 3)
 LOG = Log("topic-1", 0, 1000)
@@ -17,17 +18,17 @@ def ledger(first: int, next_: int, outputs: bytes | None = b"stored") -> LedgerR
     return LedgerRow(7, "topic-1", first, next_, 3, [] if outputs is None else [outputs])
 
 
-def ours(offset: int, epoch: int = 7) -> Committed:
-    return Committed(offset, metadata(epoch))
+def ours(offset: int, epoch: int = 7) -> CommittedOffset:
+    return CommittedOffset(offset, metadata(epoch))
 
 
-def foreign(offset: int) -> Committed:
-    return Committed(offset, "")
+def foreign(offset: int) -> CommittedOffset:
+    return CommittedOffset(offset, "")
 
 
 def step(
     row: LedgerRow | None,
-    committed: Committed | None,
+    committed: CommittedOffset | None,
     log: Log = LOG,
     start: str = "earliest",
     on_database_behind: str = "halt",
@@ -37,15 +38,15 @@ def step(
 
 
 def test_metadata_names_the_epoch_and_anything_else_is_foreign() -> None:
-    assert Committed(5, metadata(12)).epoch == 12
+    assert CommittedOffset(5, metadata(12)).epoch == 12
     for text in ("", "processor", "processor epoch=", "my processor epoch=1", "processor epoch=1 "):
-        assert not Committed(5, text).ours
+        assert not CommittedOffset(5, text).ours
 
 
 def test_metadata_of_an_offset_that_is_yet_to_be_followed_says_what_was_sent_and_is_not_ours() -> None:
-    moved = Committed(5, metadata(12, sent=40))
+    moved = CommittedOffset(5, metadata(12, sent=40))
     assert (moved.epoch, moved.sent, moved.ours) == (12, 40, False)
-    assert Committed(5, metadata(12)).sent is None
+    assert CommittedOffset(5, metadata(12)).sent is None
 
 
 @pytest.mark.parametrize(("start", "offset"), [("earliest", 40), ("latest", 1000)])
@@ -111,12 +112,12 @@ def test_moved_offset_after_a_crash_sends_unmarked_outputs_first_and_stays_forei
 
 @pytest.mark.parametrize(("sent", "send_from"), [(450, 450), (300, 400), (500, 500)])
 def test_moved_offset_whose_outputs_were_sent_before_a_crash_sends_only_the_others(sent: int, send_from: int) -> None:
-    found = step(ledger(400, 500), Committed(100, metadata(7, sent)))
+    found = step(ledger(400, 500), CommittedOffset(100, metadata(7, sent)))
     assert found == Step("rewound", 100, send_from=send_from, follow=True)
 
 
 def test_moved_offset_that_the_ledger_has_followed_before_a_crash_is_made_ours() -> None:
-    assert step(ledger(100, 100, None), Committed(100, metadata(7, 450))) == Step("in_step", 100, follow=True)
+    assert step(ledger(100, 100, None), CommittedOffset(100, metadata(7, 450))) == Step("in_step", 100, follow=True)
 
 
 def test_skip_ahead_by_an_operator_is_followed() -> None:
@@ -156,7 +157,7 @@ def test_offset_that_was_committed_for_a_topic_that_had_the_name_before_says_not
 
 @pytest.mark.parametrize("committed", [ours(500), foreign(500), foreign(450)])
 @pytest.mark.parametrize("log", [Log("topic-1", 600, 1000), Log("topic-1", 0, 100)])
-def test_position_outside_the_log_halts_and_is_never_reset(committed: Committed, log: Log) -> None:
+def test_position_outside_the_log_halts_and_is_never_reset(committed: CommittedOffset, log: Log) -> None:
     with pytest.raises(Halt, match=r"expired|truncated"):
         step(ledger(400, 500), committed, log)
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from processor import Database, Message, identity
-from processor.buffer import RECORD_OVERHEAD, Buffer
-from processor.consumer import Assignment
-from processor.dispatch import Route, _signature, _value_readers
-from processor.records import Record
-from processor.spans import (
+from processor import Database, Message
+from processor.handling.registry import Route, _signature, _value_readers
+from processor.kafka.assignment import Assignment
+from processor.kafka.buffer import RECORD_OVERHEAD, Buffer
+from processor.messages import identity
+from processor.messages.batch import (
+    ColumnSpan,
     Records,
+    RowSpan,
     Span,
-    Unusual,
-    Usual,
     assignments_of,
     ends_of,
     messages_of,
@@ -25,6 +25,7 @@ from processor.spans import (
     told,
     usual,
 )
+from processor.messages.record import Record
 from tests.support.assignments import assignment
 
 KEY = identity.inbox_key("c")
@@ -47,10 +48,12 @@ def partition(number: int) -> Assignment:
     return assignment(number)
 
 
-def span(assignment: Assignment, first: int, count: int, of: Route = ONE, sizes: Sequence[int] | None = None) -> Usual:
+def span(
+    assignment: Assignment, first: int, count: int, of: Route = ONE, sizes: Sequence[int] | None = None
+) -> ColumnSpan:
     offsets = list(range(first, first + count))
     ids = [f"m{assignment.partition.number}.{offset}" for offset in offsets]
-    return Usual(
+    return ColumnSpan(
         assignment,
         of,
         ids,
@@ -67,8 +70,8 @@ def span(assignment: Assignment, first: int, count: int, of: Route = ONE, sizes:
     )
 
 
-def unusual(assignment: Assignment, first: int, count: int, sizes: Sequence[int] | None = None) -> Unusual:
-    return Unusual(assignment, span(assignment, first, count, sizes=sizes).records())
+def unusual(assignment: Assignment, first: int, count: int, sizes: Sequence[int] | None = None) -> RowSpan:
+    return RowSpan(assignment, span(assignment, first, count, sizes=sizes).records())
 
 
 def facts(record: Record) -> dict[str, Any]:

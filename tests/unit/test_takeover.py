@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from processor.outputs import Outgoing, Parcel
-from processor.takeover import OUTPUT_OVERHEAD, split
+from processor.engine.takeover import OUTPUT_OVERHEAD, split
+from processor.messages.outputs import EncodedOutputs, Outgoing
 
 ONE = OUTPUT_OVERHEAD + 10
 
 
-def parcel(*offsets: int) -> Parcel:
-    return Parcel.of([Outgoing(offset, "out", None, b"0123456789", "cause", 0, "id") for offset in offsets])
+def parcel(*offsets: int) -> EncodedOutputs:
+    return EncodedOutputs.of([Outgoing(offset, "out", None, b"0123456789", "cause", 0, "id") for offset in offsets])
 
 
 def parts(offsets: list[int], limit: int) -> list[tuple[list[int], int | None]]:

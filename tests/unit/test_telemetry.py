@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from processor import telemetry
 from processor.errors import ConfigError
+from processor.observe import logs
 
 SCRIPT = """
 import asyncio, logging, warnings
 from pydantic import SecretStr
-from processor import telemetry
-telemetry.configure()
-log = telemetry.get_logger(consumer="inventory")
+from processor.observe import logs
+logs.configure()
+log = logs.get_logger(consumer="inventory")
 log.debug("not_shown")
 log.info("batch_committed", records=500, lag={"orders": {0: 3}})
 log.warning(
@@ -98,9 +98,9 @@ def test_the_form_can_be_chosen(form: str, is_json: bool) -> None:
 @pytest.mark.parametrize("variable", ["PROCESSOR_LOG_FORMAT", "PROCESSOR_LOG_LEVEL"])
 def test_an_unknown_choice_is_a_configuration_error(variable: str) -> None:
     with pytest.raises(ConfigError, match=rf"{variable}: must be one of"):
-        telemetry.configure({variable: "verbose"})
+        logs.configure({variable: "verbose"})
 
 
 def test_importing_has_no_effect_on_logging(tmp_path: Path) -> None:
-    code = "import logging, processor.telemetry; assert not logging.getLogger().handlers"
+    code = "import logging, processor.observe.logs; assert not logging.getLogger().handlers"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60)

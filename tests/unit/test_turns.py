@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from processor import config
-from processor.turns import FIRST_ALONE, MOST_ALONE, Turns
+from processor.postgres.deadlocks import FIRST_ALONE, MOST_ALONE, DeadlockGate
+from processor.settings import config
 
 ORDERS = Path(__file__).parents[2] / "config" / "orders.toml"
 
 
 @pytest.fixture
-def turns() -> Turns:
-    return Turns(config.load(ORDERS, {}), cast(Any, None))
+def turns() -> DeadlockGate:
+    return DeadlockGate(config.load(ORDERS, {}), cast(Any, None))
 
 
-def alone_after_deadlock(turns: Turns) -> int:
+def alone_after_deadlock(turns: DeadlockGate) -> int:
     """Commits as many batches as are to run alone, and counts them."""
     turns.deadlocked()
     count = 0
@@ -28,23 +28,23 @@ def alone_after_deadlock(turns: Turns) -> int:
     return count
 
 
-def calm(turns: Turns, batches: int) -> None:
+def calm(turns: DeadlockGate, batches: int) -> None:
     for _ in range(batches):
         turns.committed()
 
 
-def test_deadlocks_one_behind_the_other_make_the_lone_stretches_longer_up_to_a_bound(turns: Turns) -> None:
+def test_deadlocks_one_behind_the_other_make_the_lone_stretches_longer_up_to_a_bound(turns: DeadlockGate) -> None:
     found = [alone_after_deadlock(turns) for _ in range(9)]
     assert found == [16, 32, 64, 128, 256, 512, 1024, 1024, 1024]
 
 
-def test_worker_of_some_weeks_runs_as_few_batches_alone_after_a_deadlock_as_a_new_one(turns: Turns) -> None:
+def test_worker_of_some_weeks_runs_as_few_batches_alone_after_a_deadlock_as_a_new_one(turns: DeadlockGate) -> None:
     for _ in range(20):
         assert alone_after_deadlock(turns) == FIRST_ALONE
         calm(turns, 10_000)
 
 
-def test_lone_stretches_get_shorter_with_each_stretch_beside_others_that_is_as_long(turns: Turns) -> None:
+def test_lone_stretches_get_shorter_with_each_stretch_beside_others_that_is_as_long(turns: DeadlockGate) -> None:
     for _ in range(8):
         alone_after_deadlock(turns)
     calm(turns, MOST_ALONE)

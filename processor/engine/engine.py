@@ -1,0 +1,112 @@
+"""The engine of one process: what the loop works with, how it starts, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor.engine.loop import Loop
+from processor.errors import ProcessorError, SetupError
+from processor.kafka.cluster import Cluster
+from processor.kafka.membership import Membership
+from processor.kafka.reader import PartitionReader
+from processor.messages.decode import Decoder
+from processor.observe import stalls
+from processor.observe.readiness import Readiness
+from processor.observe.stalls import Stalls
+
+if TYPE_CHECKING:
+    from processor.handling.registry import Routes
+    from processor.settings.config import Settings
+
+log = structlog.get_logger()
+
+PROGRESS_SECONDS = 10.0
+
+
+class Engine:
+    def __init__(self, settings: Settings, routes: Routes) -> None:
+        self._settings = settings
+        self._source = PartitionReader(settings, Decoder(settings, routes))
+        self._cluster = Cluster(settings.kafka, settings.consumer)
+        self._readiness = Readiness(settings.run.ready_file)
+        self._stalls = Stalls(settings, self._readiness)
+        self._membership = Membership(settings, self._source)
+        self._loop = Loop(
+            settings,
+            self._source,
+            self._membership,
+            self._cluster,
+            self._readiness,
+            self._stalls,
+            acts=bool(routes.effects),
+        )
+
+    def stop(self) -> None:
+        """Finish the batch at hand, then leave."""
+        self._loop.stop()
+
+    async def run(self) -> None:
+        """Until told to stop; raises Halt where an operator has to decide."""
+        progress = asyncio.create_task(self._report_progress())
+        self._stalls.start()
+        with ExitStack() as bound:
+            try:
+                await self._start()
+                await self._loop.run()
+            except Exception as error:  # whoever stops it bounds that too
+                code = error.exit_code if isinstance(error, ProcessorError) else 1
+                bound.callback(stalls.exit_after(self._settings.run.stop_timeout_ms / 1000, code, str(error)))
+                raise
+            finally:
+                progress.cancel()
+                await asyncio.wait([progress])
+                await self._close()
+
+    async def _start(self) -> None:
+        missing = await asyncio.to_thread(self._cluster.missing, self._settings.topics)
+        if missing:
+            raise SetupError(f"{self._settings.source}: topic {', '.join(sorted(missing))} does not exist; create it")
+        letters = {topic for name in self._settings.topics if (topic := self._settings.dead_letter_topic(name))}
+        missing = await asyncio.to_thread(self._cluster.missing, letters)
+        if missing:
+            raise SetupError(
+                f"{self._settings.source}: failure.dead_letter_topic: {', '.join(sorted(missing))} does not exist; "
+                'create it, or set it to "" to keep failed messages in the inbox only'
+            )
+        for type_, handler in self._settings.handlers.items():
+            missing = await asyncio.to_thread(self._cluster.missing, handler.outputs)
+            if missing:
+                raise SetupError(
+                    f"{self._settings.source}: handlers.{type_}.outputs: {', '.join(sorted(missing))} does not exist; "
+                    "create it"
+                )
+        self._source.start()
+        if self._settings.kafka.static_membership:
+            self._membership.start(await self._loop.lease())
+        else:
+            self._membership.start()
+        await self._loop.open()
+        self._readiness.clear("starting")
+        log.info("started", consumer=self._settings.consumer, topics=self._settings.topics, pid=os.getpid())
+
+    async def _close(self) -> None:
+        self._readiness.close()
+        await asyncio.to_thread(self._membership.close)
+        await self._source.close()
+        await self._loop.close()
+        await asyncio.to_thread(self._cluster.close)
+        self._stalls.close()
+
+    async def _report_progress(self) -> None:
+        reported = 0
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            if self._loop.counts.records > reported:
+                reported = self._loop.counts.records
+                log.info("progress", **asdict(self._loop.counts))

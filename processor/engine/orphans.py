@@ -1,0 +1,81 @@
+"""Kafka transactions that a process left open when it died, ended by those who live.
+
+Until that is done, committed readers see nothing of what anybody has written behind it, and nobody can tell where the
+partitions of the dead one stand. The ledger says whose slots may have a transaction open, Postgres's locks say which of
+those are still somebody's. Nobody depends on it: what is not ended here, the transaction's time-out ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor.errors import BatchAborted, ConnectionLost
+from processor.kafka.producer import end_left_open
+
+if TYPE_CHECKING:
+    from processor.postgres.ledger import Ledger
+    from processor.postgres.session import Session
+    from processor.postgres.slots import Slot
+    from processor.settings.config import KafkaSettings
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 0.2
+# How soon to look again where Postgres could not be asked: until then our own slot may look free.
+RETRY_SECONDS = 1.0
+# After we were cut off from Postgres: others were too, and have as much time to lease their slots again.
+PATIENCE_SECONDS = 5.0
+
+
+class Orphans:
+    def __init__(self, settings: KafkaSettings, session: Session, slot: Slot, ledger: Ledger) -> None:
+        self._settings = settings
+        self._session = session
+        self._slot = slot
+        self._ledger = ledger
+
+    async def watch(self) -> None:
+        """As long as we live."""
+        before: set[int] | None = None
+        leases = self._slot.leases
+        while True:
+            try:
+                await self._slot.lease()
+                if leases != self._slot.leases:
+                    leases, before = self._slot.leases, None
+                    await asyncio.sleep(PATIENCE_SECONDS)
+                    continue
+                leased = await self._leased()
+                if self._slot.number in leased:  # or else we have been cut off since the line above
+                    gone = before is None or before - leased
+                    before = leased if not gone or await self._end_all(leased) else None
+                    await asyncio.sleep(LOOK_SECONDS)
+            except (BatchAborted, ConnectionLost) as trouble:
+                log.debug("orphans_not_seen", reason=str(trouble))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _leased(self) -> set[int]:
+        async with self._session.use() as connection:
+            return await self._slot.leased(connection)
+
+    async def _end_all(self, leased: set[int]) -> bool:
+        async with self._session.use() as connection:
+            named = await self._ledger.slots(connection)
+        ended = True
+        for slot in sorted(named - leased):
+            ended &= await self._end(slot)
+        return ended
+
+    async def _end(self, slot: int) -> bool:
+        """Whether there is nothing more to be done about it."""
+        async with self._slot.ending(slot) as free:
+            if not free:
+                return True
+            if not await asyncio.to_thread(end_left_open, self._settings, self._slot.name(slot)):
+                return False
+            async with self._session.use() as connection:
+                await self._ledger.forget_slot(connection, slot)
+            return True

@@ -1,0 +1,188 @@
+"""What Postgres has committed and Kafka has not: batches published in their order, several together under a backlog.
+
+A Kafka transaction costs the brokers about as much as two thousand records do, whatever is in it. So while the next
+batch is at hand already, one that is committed waits a moment for company. What waits is safe: its outputs are
+stored, and recovery sends those that Kafka does not have. When nothing else is to be done, nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor.errors import BatchAborted, ProcessorError
+from processor.kafka import positions
+from processor.kafka.producer import Offset
+
+if TYPE_CHECKING:
+    from processor.kafka.assignment import Assignment
+    from processor.kafka.producer import TransactionalProducer
+    from processor.kafka.reader import PartitionReader
+    from processor.messages.outputs import EncodedOutputs
+    from processor.postgres.ledger import Advance
+    from processor.settings.config import BatchSettings
+
+log = structlog.get_logger()
+
+# So many batches share a transaction at most, and while it is under way, so many more may be committed.
+TOGETHER = 4
+# However long a batch may linger for records: readers do not wait longer than this for outputs that are done.
+LONGEST_HOLD_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """A batch that Postgres has committed."""
+
+    shares: dict[Assignment, Advance]
+    parcels: Sequence[EncodedOutputs]
+
+    @property
+    def size(self) -> int:
+        return sum(len(share.outputs) for share in self.shares.values() if share.outputs is not None)
+
+
+class PublishQueue:
+    """In the order of the batches. What goes wrong is raised to whoever waits for room or for the end."""
+
+    def __init__(
+        self,
+        settings: BatchSettings,
+        source: PartitionReader,
+        publisher: TransactionalProducer,
+        tell: Callable[[], None],
+    ) -> None:
+        self._max_bytes = settings.max_bytes
+        self._hold_seconds = min(LONGEST_HOLD_SECONDS, settings.linger_ms / 1000)
+        self._source = source
+        self._publisher = publisher
+        self._tell = tell  # that something was published, or was not
+        self._waiting: list[CommittedBatch] = []
+        self._sending: list[CommittedBatch] = []
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._hurried = False
+        self._failure: ProcessorError | None = None
+        self._unsent: set[Assignment] = set()  # partitions of what was not published because of it
+        self._moved = asyncio.Event()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self._failure is not None or (self._task is None and not self._waiting)
+
+    def add(self, batch: CommittedBatch, *, more: bool) -> None:
+        """Publish a batch; with `more` at hand, together with those that follow within a moment."""
+        self._source.use(batch.shares)
+        self._waiting.append(batch)
+        if not more or self._enough(self._waiting):
+            self.hurry()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._hold_seconds, self.hurry)
+
+    def hurry(self) -> None:
+        """Wait for no more company."""
+        self._stop_timer()
+        self._hurried = bool(self._waiting)
+        if self._hurried and self._task is None and self._failure is None:
+            self._task = asyncio.create_task(self._send())
+
+    async def room(self) -> None:
+        """Wait until another batch may be committed: how much can be between the two systems is bounded."""
+        self.raise_failure()
+        while self._waiting and self._enough([*self._sending, *self._waiting], TOGETHER + TOGETHER):
+            await self._next()
+
+    async def finish(self) -> None:
+        """Wait until Kafka has everything."""
+        self.raise_failure()
+        while not self.idle:
+            await self._next()
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def abandon(self) -> set[Assignment]:
+        """Leave to recovery what is not published yet; gives the partitions that it is of."""
+        left = self._unsent.union(*(batch.shares for batch in self._waiting))
+        self.close()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            left |= self._unsent
+        self._failure, self._unsent = None, set()
+        return left
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._stop_timer()
+        self._release(self._waiting)
+        self._waiting = []
+        self._hurried = False
+
+    async def _next(self) -> None:
+        self.hurry()
+        self._moved.clear()
+        await self._moved.wait()
+        self.raise_failure()
+
+    def _enough(self, batches: Sequence[CommittedBatch], most: int = TOGETHER) -> bool:
+        return len(batches) >= most or sum(batch.size for batch in batches) >= self._max_bytes * most // TOGETHER
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting and (self._hurried or self._enough(self._waiting)):
+                self._stop_timer()
+                self._hurried = False
+                self._sending, self._waiting = self._waiting, []
+                await self._publish(self._sending)
+                self._done()
+        except ProcessorError as error:
+            self._fail(error)
+        except Exception as error:  # a bug; the outputs are stored, and recovery may be luckier with them
+            log.exception("publication_failed")
+            self._fail(BatchAborted(f"publishing failed: {type(error).__name__}: {error}"))
+        finally:
+            self._task = None
+            self._done()
+
+    def _fail(self, error: ProcessorError) -> None:
+        self._failure = error
+        self._unsent.update(*(batch.shares for batch in self._sending))
+
+    def _done(self) -> None:
+        self._release(self._sending)
+        self._sending = []
+        self._moved.set()
+        self._tell()
+
+    async def _publish(self, batches: Sequence[CommittedBatch]) -> None:
+        ends = {assignment: share for batch in batches for assignment, share in batch.shares.items()}
+        offsets = [
+            Offset(share.partition, share.next_offset, positions.metadata(share.epoch))
+            for assignment, share in ends.items()
+            if share.next_offset >= assignment.silent_below
+        ]
+        parcels = [parcel for batch in batches for parcel in batch.parcels]
+        if offsets or parcels:
+            await self._publisher.publish(parcels, offsets, still_owned(ends))
+        for assignment, share in ends.items():
+            assignment.published = share.next_offset
+
+    def _release(self, batches: Iterable[CommittedBatch]) -> None:
+        for batch in batches:
+            self._source.release(batch.shares)
+
+
+def still_owned(assignments: Iterable[Assignment]) -> Callable[[], bool]:
+    held = list(assignments)
+    return lambda: all(assignment.owned for assignment in held)

@@ -1,0 +1,137 @@
+"""What a partition's two positions say about the past, and what brings them back in step. Pure.
+
+L is the ledger row, K Kafka's committed offset. K is ours when its metadata names an epoch; an
+operator who moves offsets with Kafka's own tools leaves other metadata behind. After the step
+that is decided here, K = L.next_offset holds and is ours, the stored outputs are sent, and work starts there.
+
+Offsets have gaps (transaction markers, compaction): positions are compared, records never counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from processor.errors import Halt
+from processor.kafka.positions import CommittedOffset, Log
+from processor.messages.message import Partition
+from processor.postgres.ledger import LedgerRow
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How to bring one partition in step.
+
+    `start` is where work begins. Stored outputs from `send_from` on are sent first, none if it is None;
+    `commit` is the offset to commit with them, as ours. `follow` instead leaves the committed offset where it is, which
+    is `start`, moves the ledger there, and makes it ours when that is done. `create` makes the ledger's row. Outputs of
+    records below `silent_below` are not sent again, and no offset below it is committed.
+    """
+
+    event: str
+    start: int
+    send_from: int | None = None
+    commit: int | None = None
+    follow: bool = False
+    create: bool = False
+    silent_below: int = 0
+
+
+def decide(
+    partition: Partition,
+    ledger: LedgerRow | None,
+    committed: CommittedOffset | None,
+    log: Log,
+    *,
+    start: str,
+    on_database_behind: str,
+    met: int | None = None,
+) -> Step:
+    """Raises Halt where going on could lose or double something.
+
+    The topic had as many partitions as `met` says when this consumer first came to it, if it did.
+    """
+    if ledger is not None:
+        same_topic(partition, ledger.topic_id, log.topic_id)
+        if committed is not None and committed.epoch is not None and committed.epoch < ledger.first_epoch:
+            committed = None  # in the topic that had the name before
+    elif committed is None and met is not None and partition.number >= met:
+        # All its records are new to a consumer that was there before it, wherever that one once began.
+        return Step("partition_added", log.start, commit=log.start, create=True)
+    if ledger is None:
+        return _without_ledger(partition, committed, log, start, on_database_behind)
+    unsent = ledger.first_offset if ledger.unsent else None
+    if committed is None:
+        _within(partition, "the ledger's position", ledger.next_offset, log)
+        return Step("offsets_forgotten", ledger.next_offset, send_from=unsent, commit=ledger.next_offset)
+    if committed.ours and committed.offset > ledger.next_offset:
+        _within(partition, "the ledger's position", ledger.next_offset, log)
+        return _database_behind(partition, ledger.next_offset, committed.offset, on_database_behind)
+    if committed.ours and committed.offset == ledger.next_offset:
+        _within(partition, "the committed offset", committed.offset, log)
+        return Step("in_step", committed.offset)
+    if committed.ours and committed.offset >= ledger.first_offset:
+        # Died between the two commits. The stored outputs are all that is needed: no record is read again. Of several
+        # batches, Kafka has those below its offset.
+        _within(partition, "the ledger's position", ledger.next_offset, log)
+        missing = committed.offset if ledger.unsent else None
+        return Step("died_between_commits", ledger.next_offset, send_from=missing, commit=ledger.next_offset)
+    # Somebody moved the offset, or (ours, but behind what is known to be sent) Kafka lost commits: read from there.
+    # Outputs that may never have been sent go first: rather some repeated, with their old ids, than lost.
+    _within(partition, "the committed offset", committed.offset, log)
+    # The offset stays the operator's until the ledger has followed: dying in between must not look like a crash.
+    if unsent is not None and committed.sent is not None:
+        unsent = max(unsent, committed.sent)
+    moved = Step(
+        "rewound" if committed.offset < ledger.next_offset else "skipped_ahead",
+        committed.offset,
+        send_from=unsent,
+        follow=True,
+    )
+    return replace(moved, event="in_step") if committed.offset == ledger.next_offset else moved
+
+
+def _without_ledger(
+    partition: Partition, committed: CommittedOffset | None, log: Log, start: str, on_database_behind: str
+) -> Step:
+    if committed is None:
+        if start == "fail":
+            raise Halt(f"{partition}: no position is stored and kafka.start is fail; set it to earliest or latest")
+        offset = log.start if start == "earliest" else log.end
+        return Step("first_start", offset, commit=offset, create=True)
+    _within(partition, "the committed offset", committed.offset, log)
+    if committed.ours:
+        step = _database_behind(partition, log.start, committed.offset, on_database_behind)
+        return Step(step.event, step.start, create=True, silent_below=step.silent_below)
+    return Step("offsets_adopted", committed.offset, create=True, follow=True)
+
+
+def _database_behind(partition: Partition, behind: int, committed: int, on_database_behind: str) -> Step:
+    if on_database_behind == "halt":
+        raise Halt(
+            f"{partition}: Kafka has committed offset {committed}, the database only {behind}: it has lost commits "
+            "(restored from a backup, or failed over to a stale standby?). Restore it, or set "
+            "kafka.on_database_behind = 'reapply' to apply the difference again without sending its outputs twice"
+        )
+    return Step("reapplying", behind, silent_below=committed)
+
+
+def same_topic(partition: Partition, known: str, now: str) -> None:
+    if known != now:
+        raise Halt(
+            f"{partition}: the topic was deleted and created anew (id {known}, now {now}); its offsets mean other "
+            "records. To read the new one from its beginning: `processor topic-recreated CONFIG`"
+        )
+
+
+def _within(partition: Partition, what: str, offset: int, log: Log) -> None:
+    if offset < log.start:
+        raise Halt(
+            f"{partition}: {what} is {offset}, the log now begins at {log.start}: records expired before they were "
+            "read, or at best the markers of a transaction. Restore them, or accept the gap: "
+            "kafka-consumer-groups --reset-offsets --to-earliest"
+        )
+    if offset > log.end:
+        raise Halt(
+            f"{partition}: {what} is {offset}, the log ends at {log.end}: it was truncated. Find out what the cluster "
+            "lost, then set the offset with kafka-consumer-groups --reset-offsets"
+        )

@@ -1,0 +1,185 @@
+"""What a handler sees of the open transaction: statements, and writes that are queued and flushed together.
+
+There is one transaction, it is the engine's, and it ends only with the batch. A handler cannot
+end it: transaction commands are refused, and since every statement is prepared, Postgres itself
+refuses several in one text. After the batch the object is closed for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from processor.handling.queue import QUEUED, Queue, Queued, _Arrays, _Copy, _Each, _Group
+from processor.postgres.sqlstates import StatementTimedOut
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+    from asyncpg.prepared_stmt import PreparedStatement
+
+
+T = TypeVar("T")
+
+
+class Database:
+    """The handler's door to Postgres, inside the transaction that also records the message as done."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._arguments = queue.statements.arrays.arguments
+        self._key: object = None
+        self._owner: int | None = None
+        self._newest = 0  # the number of the newest group that something was queued to for this key
+
+    async def execute(self, sql: str, *args: Any) -> str:
+        """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
+        async with self._ready(sql) as statement:
+            await statement.fetch(*self._arguments(statement, args))
+            return statement.get_statusmsg() or ""
+
+    async def fetch(self, sql: str, *args: Any) -> list[Record]:
+        async with self._ready(sql) as statement:
+            return await statement.fetch(*self._arguments(statement, args))
+
+    async def fetchrow(self, sql: str, *args: Any) -> Record | None:
+        async with self._ready(sql) as statement:
+            return await statement.fetchrow(*self._arguments(statement, args))
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        async with self._ready(sql) as statement:
+            return await statement.fetchval(*self._arguments(statement, args))
+
+    def write(self, sql: str, *args: Any) -> Queued:
+        """Queue a statement whose answer is not needed; it runs before the next read, or at the end.
+
+        Queued statements with the same SQL run together. Those of messages with the same key keep
+        their order whatever their SQL; between different keys only the order of equal SQL is kept.
+        """
+        return self._put(self._queue.written, sql, _Each, sql, None, args)
+
+    def collect(self, sql: str, *args: Any) -> Queued:
+        """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
+
+        Each argument becomes an element of the array in its place, so `$1` is the array of all first arguments:
+        `db.collect("INSERT INTO t SELECT * FROM unnest($1::text[], $2::integer[])", name, number)`.
+        Ordered like `write`.
+        """
+        if not args:
+            raise TypeError("collect() needs at least one argument to gather; without any, use write()")
+        return self._put(self._queue.collected, sql, _Arrays, sql, len(args), args)
+
+    def insert(self, table: str, **columns: Any) -> Queued:
+        """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
+        if not columns:
+            raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
+        names = tuple(columns)
+        return self._put(self._queue.inserted, (table, names), _Copy, table, names, tuple(columns.values()))
+
+    def _put(
+        self, groups: dict[T, _Group], name: T, kind: type[_Group], what: str, form: Any, row: tuple[Any, ...]
+    ) -> Queued:
+        """Add to the newest group of that name, unless that would overtake something queued for the same key."""
+        group = groups.get(name)
+        if group is None or group.number < self._newest or group.form != form:
+            group = groups[name] = self._queue.new_group(kind, what, form)
+        self._newest = group.number
+        group.rows.append(row)
+        group.owners.append(self._owner)
+        return QUEUED
+
+    # --- for the engine ---
+
+    @property
+    def owner(self) -> int | None:
+        """The place in the batch of the message that is served."""
+        return self._owner
+
+    def serve(self, key: object, owner: int | None = None) -> None:
+        """What follows is done for a message with this key; `owner` is its place in the batch.
+
+        None in the end: what was queued for the last key is known to whoever serves it next.
+        """
+        newest_of_key = self._queue.newest_of_key
+        if self._newest:
+            newest_of_key[self._key] = self._newest
+        self._newest = newest_of_key.get(key, 0)
+        self._key = key
+        self._owner = owner
+
+    async def stay_awake(self) -> None:
+        """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
+        await self.fetchval("SELECT 1")
+
+    def _ready(self, sql: str) -> _Turn:
+        self._queue.check(sql)
+        return _Turn(self, self._queue, sql)
+
+    async def prepare(self, sql: str) -> PreparedStatement[Record]:
+        """For a statement whose turn has come: what was queued before it goes first."""
+        await self._queue.flush()
+        self._queue.reach(self._owner)
+        self._queue.note_sent()
+        return await self._queue.statements.prepare(sql)
+
+
+class _Turn:
+    """One statement at a time on the one connection. A class, because a generator would make each call dearer."""
+
+    def __init__(self, database: Database, queue: Queue, sql: str) -> None:
+        self._database = database
+        self._queue = queue
+        self._sql = sql
+
+    async def __aenter__(self) -> PreparedStatement[Record]:
+        await self._queue.one_at_a_time.acquire()
+        try:
+            statement = await self._database.prepare(self._sql)
+        except BaseException:
+            self._queue.one_at_a_time.release()
+            raise
+        self._queue.statements.attention.begin()
+        return statement
+
+    async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._queue.statements.attention.end()
+        self._queue.one_at_a_time.release()
+        if type(error) is TimeoutError:
+            raise StatementTimedOut("the statement was not answered in time") from error
+
+
+class Awake:
+    """Lets Postgres hear of a transaction while its handlers wait for something else: it ends those that are idle.
+
+    Without it, a handler that takes longer than `idle_in_transaction_timeout_ms`, but not too long, would lose its
+    transaction at every try, and be tried for ever.
+    """
+
+    def __init__(self, queue: Queue, seconds: float) -> None:
+        self._queue = queue
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+
+    async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._timer.cancel()
+        if self._speaking is not None:
+            if isinstance(error, asyncio.CancelledError):
+                self._speaking.cancel()  # as the handlers' own statements are; the connection is given up
+            await asyncio.wait([self._speaking])
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        quiet = time.monotonic() - self._queue.last_sent
+        if quiet >= self._seconds and (self._speaking is None or self._speaking.done()):
+            self._speaking = self._loop.create_task(self._speak())
+
+    async def _speak(self) -> None:
+        async with self._queue.one_at_a_time:
+            self._queue.note_sent()
+            with suppress(Exception):  # whoever speaks next hears of it
+                await self._queue.statements.connection.execute("SELECT 1")

@@ -1,0 +1,265 @@
+"""Writes that handlers queue: grouped, sent together, and found out which one Postgres refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from processor.errors import text_of
+from processor.messages.outcomes import Culprit
+from processor.postgres.sqlstates import is_about_data
+from processor.postgres.statements import Statements
+
+_TRANSACTION_COMMAND = re.compile(
+    r"""(?: \s | ; | \( | --[^\n]*(?:\n|\Z) | /\*.*?\*/ )*
+        (begin|start\s+transaction|commit|end|rollback|abort|savepoint|release|prepare\s+transaction
+         |set\s+transaction|set\s+session\s+characteristics|discard)\b""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+# What may have to be taken back is sent in pieces: the fewer rows, the less is sent again; the fewer pieces, the better
+# for Postgres, which is slow with more than 64 savepoints in a transaction.
+CAREFUL_ROWS = 64
+
+
+CAREFUL_PIECES = 32
+
+
+class TransactionCommandError(Exception):
+    """A handler tried to end the engine's transaction or to open one of its own."""
+
+
+class QueuedWriteFailed(Exception):
+    """A queued write failed; the message being served when it ran need not be the one that queued it."""
+
+    def __init__(self, text: str, what: str) -> None:
+        super().__init__(text)
+        self.what = what  # the statement, or the table
+
+
+class Queued:
+    """Lets `await db.write(…)` mean the same as `db.write(…)`."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+QUEUED = Queued()
+
+
+@lru_cache(maxsize=4096)
+def _is_transaction_command(sql: str) -> bool:
+    return _TRANSACTION_COMMAND.match(sql) is not None
+
+
+class _Group:
+    """Queued calls that are sent together, each with the message it is for. Rows that were withdrawn are None."""
+
+    def __init__(self, number: int, what: str, form: Any) -> None:
+        self.number = number  # in the order in which they are sent
+        self.what = what
+        self.form = form
+        self.rows: list[tuple[Any, ...] | None] = []
+        self.owners: list[int | None] = []
+
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return self.what
+
+    def failure(self, error: Exception) -> QueuedWriteFailed:
+        failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {text_of(error)}", self.what)
+        failed.__cause__ = error
+        return failed
+
+
+class _Each(_Group):
+    """`write`: the statement runs once per row."""
+
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        statement = await statements.prepare(self.what)
+        if len(rows) == 1:
+            await statement.fetch(*statements.arrays.arguments(statement, rows[0]))
+        else:
+            await statement.executemany(rows)
+
+
+class _Arrays(_Group):
+    """`collect`: the statement runs once, with one array per argument."""
+
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        statement = await statements.prepare(self.what)
+        columns = list(map(list, zip(*rows, strict=True)))
+        await statement.fetch(*statements.arrays.arguments(statement, columns))
+
+
+class _Copy(_Group):
+    """`insert`: COPY, which is what Postgres takes rows by fastest. What is a table, its form the columns."""
+
+    async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
+        schema, _, table = self.what.rpartition(".")
+        await statements.connection.copy_records_to_table(
+            table, records=rows, columns=self.form, schema_name=schema or None
+        )
+
+    @property
+    def text(self) -> str:
+        return f"insert into {self.what}"
+
+
+# Told of a message whose write Postgres refuses; raises if the batch cannot go on without the message.
+Refused = Callable[[int, QueuedWriteFailed], None]
+
+
+class Queue:
+    """What was queued in the open transaction and not yet sent; shared by all that serve messages in it.
+
+    With some statements it is careful: what is sent of these can be taken back by itself, so that it can be sent in
+    halves until it is known whose write it is that Postgres refuses.
+    """
+
+    def __init__(self, statements: Statements, refused: Refused, careful: Collection[str] = ()) -> None:
+        self.statements = statements
+        self.one_at_a_time = asyncio.Lock()
+        self.last_sent = time.monotonic()
+        self._refused = refused
+        self._careful = careful
+        self._reached: set[int | None] = set()  # messages of which Postgres has seen something
+        self._on_trial: Sequence[int | None] = ()  # those of which it is seeing something that may be taken back
+        self._open = True
+        self._failed: Exception | None = None
+        self._groups: list[_Group] = []
+        self._sending: list[_Group] = []
+        self._last_number = 0
+        # Of each statement, or table and columns, the newest group. There is none of what has not been checked.
+        self.written: dict[str, _Group] = {}
+        self.collected: dict[str, _Group] = {}
+        self.inserted: dict[tuple[str, tuple[str, ...]], _Group] = {}
+        self.newest_of_key: dict[object, int] = {}  # the number of the newest group that something was queued to
+
+    def new_group(self, kind: type[_Group], what: str, form: Any) -> _Group:
+        """One that is sent after all others."""
+        self.check(what if kind is not _Copy else "")
+        self._last_number += 1
+        group = kind(self._last_number, what, form)
+        self._groups.append(group)
+        return group
+
+    def keep_order(self) -> None:
+        """What is queued from now on is sent after all that is queued already, whatever its key."""
+        self.written.clear()
+        self.collected.clear()
+        self.inserted.clear()
+
+    def raise_failure(self) -> None:
+        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
+        if self._failed is not None:
+            raise self._failed
+
+    def reach(self, owner: int | None) -> None:
+        """Postgres is going to see something of this message."""
+        self._reached.add(owner)
+
+    def withdraw(self, owner: int) -> bool:
+        """Undo what is queued for a message; False if Postgres has seen some of it."""
+        if owner in self._reached or owner in self._on_trial:
+            return False
+        for group in (*self._sending, *self._groups):
+            for index, one in enumerate(group.owners):
+                if one == owner:
+                    group.rows[index] = None
+        return True
+
+    async def flush(self) -> None:
+        self.raise_failure()
+        if not self._groups:
+            return
+        self._sending, self._groups = self._groups, []
+        self.keep_order()
+        self.newest_of_key.clear()
+        self.note_sent()
+        for group in self._sending:
+            try:
+                if group.what in self._careful:
+                    await self._send_in_pieces(group)
+                elif rows := [row for row in group.rows if row is not None]:
+                    self._reached.update(group.owners)
+                    await group.send(self.statements, rows)
+            except Culprit as culprit:
+                self._failed = culprit
+                raise
+            except Exception as error:
+                self._failed = group.failure(error)
+                raise self._failed from error
+            except BaseException:  # cut off: what became of it is not known, and the rest was not sent
+                self._failed = group.failure(RuntimeError("was cut off"))
+                raise
+        self._sending = []
+
+    async def _send_in_pieces(self, group: _Group) -> None:
+        """Send what is not withdrawn so that whatever is refused can be taken back by itself."""
+        size = max(CAREFUL_ROWS, len(group.rows) // CAREFUL_PIECES)
+        await self.statements.connection.execute("SAVEPOINT queued")
+        for start in range(0, len(group.rows), size):
+            await self._send_carefully(group, range(start, min(start + size, len(group.rows))))
+        await self.statements.connection.execute("RELEASE SAVEPOINT queued")
+
+    async def _send_carefully(self, group: _Group, among: Sequence[int], *, suspect: bool = False) -> bool:
+        """Send the rows in these places behind the savepoint; those that are refused, and nobody else's, stay out.
+
+        Gives whether any was. Of `suspect` ones it is known that one will be.
+        """
+        where = [index for index in among if group.rows[index] is not None]
+        rows = [row for row in map(group.rows.__getitem__, where) if row is not None]
+        if not rows:
+            return False
+        connection = self.statements.connection
+        owners = [group.owners[index] for index in where]
+        if not suspect or len(rows) == 1:
+            try:
+                self._on_trial = owners
+                try:
+                    await group.send(self.statements, rows)
+                finally:
+                    self._on_trial = ()
+            except Exception as error:
+                owner = owners[0]
+                if not is_about_data(error) or (len(where) == 1 and owner is None):
+                    raise
+                await connection.execute("ROLLBACK TO SAVEPOINT queued")
+                if len(where) == 1:
+                    assert owner is not None
+                    self._refused(owner, group.failure(error))
+                    return True
+            else:
+                self._reached.update(owners)
+                await connection.execute("RELEASE SAVEPOINT queued; SAVEPOINT queued")
+                return False
+        middle = len(where) // 2
+        first_refused = await self._send_carefully(group, where[:middle])
+        # Who was refused took everything of its own with it: some of these may be gone by now.
+        others = await self._send_carefully(group, where[middle:], suspect=not first_refused)
+        return first_refused or others
+
+    def note_sent(self) -> None:
+        self.last_sent = time.monotonic()
+
+    def check(self, sql: str) -> None:
+        if not self._open:
+            raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
+        if _is_transaction_command(sql):
+            raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
+
+    def close(self) -> None:
+        self._open = False
+        self.keep_order()
+        del self._refused  # refers to who has us: together they would keep the batch until garbage is collected

@@ -1,0 +1,159 @@
+"""Our place in the group: which partitions are ours, and what proves it to the broker.
+
+Sole user of the Consumer that is in the group. It is never assigned anything to read: a rebalance would stop all
+its fetchers, those of partitions that stay too, and a partition could be read from another position only by a call
+that librdkafka also takes for the answer to a rebalance that it has not told us of yet. Records are
+read by a client of their own (consumer.py), which knows nothing of the group.
+
+All calls and callbacks run on one thread, which does nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from processor.kafka.reader import raise_if_final
+from processor.messages.message import Partition
+
+if TYPE_CHECKING:
+    from processor.kafka.reader import PartitionReader
+    from processor.settings.config import Settings
+
+log = structlog.get_logger()
+
+# librdkafka sends the heartbeats of an idle client when its main thread happens to wake up, once a second. Each look
+# at our membership wakes it.
+BEAT_SECONDS = 0.05
+# How long to wait for a generation behind one that the broker has called old: it was told to us at the same moment.
+NEWER_SECONDS = 2.0
+# With the classic protocol librdkafka joins a group once a second at most, and a new member joins twice: the second
+# time for what others have given up for it. What they gave up sooner would lie idle for the rest of that second.
+JOIN_INTERVAL_SECONDS = 1.0
+
+
+class Membership:
+    def __init__(self, settings: Settings, source: PartitionReader) -> None:
+        self._settings = settings
+        self._source = source
+        self._consumer: Consumer
+        self._changed = threading.Condition()
+        self._metadata: Any = None
+        self._closing = threading.Event()
+        self._keep_seconds = 0.0
+        if settings.kafka.group_protocol == "classic":
+            self._keep_seconds = max(0.0, JOIN_INTERVAL_SECONDS - settings.kafka.heartbeat_seconds)
+        self._thread = threading.Thread(target=self._run, name="group", daemon=True)
+
+    # --- for the event loop ---
+
+    def start(self, instance: str | None = None) -> None:
+        """Join the group; who comes back as the same `instance` in time gets the same partitions."""
+        config = self._settings.kafka.consumer_config(self._settings.consumer, instance)
+        self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the group; blocks, bounded by librdkafka's own close and the revoke timeout."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- for the publish thread ---
+
+    def metadata(self, refused: Any = None) -> Any:
+        """What proves to the broker that we belong to the group; None while we do not.
+
+        As of a moment ago: if the group has moved on, the broker refuses it, as it should. Then what was `refused` is
+        given, and newer metadata waited for.
+        """
+        with self._changed:
+            if refused is not None:
+                self._changed.wait_for(lambda: self._metadata != refused, NEWER_SECONDS)
+            return self._metadata
+
+    # --- the group thread ---
+
+    def _run(self) -> None:
+        try:
+            self._consumer.subscribe(
+                list(self._settings.topics),
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+            while not self._closing.is_set():
+                message = self._consumer.poll(BEAT_SECONDS)
+                if message is not None and (error := message.error()) is not None:
+                    raise_if_final(error)
+                self._refresh()
+        except BaseException as error:  # handed to the event loop, which decides
+            self._source.fail(error)
+        finally:
+            try:
+                self._consumer.close()
+            except (KafkaException, RuntimeError) as error:
+                log.warning("consumer_close_failed", error=str(error))
+
+    def _refresh(self) -> None:
+        # Metadata without a member id would not be refused: the broker takes it for a lone client's.
+        metadata = self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
+        if metadata != self._metadata:
+            with self._changed:
+                self._metadata = metadata
+                self._changed.notify_all()
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign([])
+        self._refresh()
+        self._source.assign(_partitions(partitions))
+        log.info("partitions_assigned", partitions=_names(partitions))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Let work under way finish, for a bounded time; the successor repairs whatever does not.
+
+        The group goes on only when we have answered. Until then they are ours, and what is still to be published needs
+        metadata of the group's present generation, which is known here first.
+        """
+        self._refresh()
+        revoked = self._source.assignments(_partitions(partitions))
+        self._wait(self._closing.wait, self._keep_seconds)  # no longer when we leave: then nobody joins twice
+        self._source.leave(revoked)
+        finished = self._wait(
+            lambda seconds: self._source.wait_until_unused(revoked, seconds),
+            self._settings.kafka.revoke_timeout_ms / 1000,
+        )
+        self._source.disown(revoked)
+        consumer.incremental_unassign([])
+        log.info("partitions_revoked", partitions=_names(partitions), finished=finished)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Somebody else has them already: drop everything at once."""
+        lost = self._source.assignments(_partitions(partitions))
+        self._source.leave(lost)
+        self._source.disown(lost, lost=True)
+        consumer.incremental_unassign([])
+        log.warning("partitions_lost", partitions=_names(partitions))
+
+    def _wait(self, until: Callable[[float], bool], seconds: float) -> bool:
+        """Whether it came true in time; the heart goes on beating meanwhile."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if until(min(left, BEAT_SECONDS)):
+                return True
+            self._refresh()
+        return False
+
+
+def _partitions(partitions: list[TopicPartition]) -> list[Partition]:
+    return [Partition(partition.topic, partition.partition) for partition in partitions]
+
+
+def _names(partitions: list[TopicPartition]) -> list[str]:
+    return [str(partition) for partition in _partitions(partitions)]

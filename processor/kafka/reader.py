@@ -1,0 +1,423 @@
+"""The input side: a thread that polls, decodes and buffers, and the partitions we own while we own them.
+
+Its Consumer only reads: it is told which partitions, and from where. Which ones are ours is the business of another
+one, which is in the group (membership.py). All calls run on the poll thread (the client serialises calls, so that a
+call from another thread would wait for a poll to let it in).
+
+An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
+loss, and never used again; whatever still refers to a closed one is void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from processor.errors import Fenced, Halt, ProcessorError
+from processor.kafka.assignment import Assignment
+from processor.kafka.buffer import memory
+from processor.messages.batch import Records, Span
+from processor.messages.message import Partition
+
+if TYPE_CHECKING:
+    from processor.messages.decode import Decoder
+    from processor.settings.config import Settings
+
+log = structlog.get_logger()
+
+# How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
+POLL_SECONDS = 0.05
+# So many records are read at once, but no more than a batch.
+BITE = 2000
+BITE_SECONDS = 0.02
+# How long to ask where a topic is, before it is read without knowing.
+MEET_SECONDS = 2.0
+# How long to wait for a full buffer to be emptied before the partitions are paused.
+FULL_SECONDS = 1.0
+
+_END = KafkaError._PARTITION_EOF  # noqa: SLF001
+_OUT_OF_LOG = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001
+_FORBIDDEN = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+
+
+class PartitionReader:
+    def __init__(self, settings: Settings, decoder: Decoder) -> None:
+        self._settings = settings
+        self._decoder = decoder
+        self._loop = asyncio.get_running_loop()
+        # Where a partition ends is told, and so that there was nothing but markers behind the last record.
+        config = {**settings.kafka.consumer_config(settings.consumer), "enable.partition.eof": True}
+        self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
+        self._changed = threading.Condition()
+        self.news = asyncio.Event()  # something to look at: records, assignments, a failure
+        self.lost = asyncio.Event()  # a partition went away while work on it was under way
+        # Called on the event loop: partitions are to be given back.
+        self.when_leaving: Callable[[], None] = lambda: None
+        self.buffered = 0  # records
+        self.buffered_bytes = 0
+        self._first = 0
+        self._assignments: dict[Partition, Assignment] = {}
+        self._new: list[Assignment] = []
+        self._to_stop: list[Partition] = []
+        self._to_begin: list[tuple[Assignment, int]] = []
+        self._to_meet: set[str] = set()  # topics that are going to be read
+        self._reading: set[Partition] = set()  # known to the poll thread alone
+        self._throttled = False
+        self.outside = False  # the group has dropped us, and we are not back yet
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+
+    # --- for the event loop ---
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Read no more."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def take_new(self) -> list[Assignment]:
+        """Assignments that nobody has recovered yet."""
+        with self._changed:
+            new, self._new = [assignment for assignment in self._new if not assignment.leaving], []
+        return new
+
+    @property
+    def has_a_batch(self) -> bool:
+        batch = self._settings.batch
+        return self.buffered >= batch.max_messages or self.buffered_bytes >= batch.max_bytes
+
+    def take(self) -> Records:
+        """The next batch: all that is there, or as much as it holds of the partitions whose turn it is.
+
+        In offset order within each. Its assignments are in use until released.
+        """
+        batch = self._settings.batch
+        taken: list[Span] = []
+        records, size = 0, 0
+        with self._changed:
+            ready = [assignment for assignment in self._assignments.values() if assignment.buffer.records]
+            # Another one is served first each time, so that none starves. To take of each a little would be as fair in
+            # the end, but every batch would be in as many pieces, in the ledger as in memory.
+            self._first = (self._first + 1) % max(1, len(ready))
+            for assignment in ready[self._first :] + ready[: self._first]:
+                spans = assignment.buffer.take(batch.max_messages - records, batch.max_bytes - size)
+                taken += spans
+                records += sum(map(len, spans))
+                size += sum(span.size for span in spans)
+            self.buffered -= records
+            self.buffered_bytes -= memory(taken)
+            readings = {span.assignment: span.assignment.reading for span in taken}
+            for assignment in readings:
+                assignment.users += 1
+            self._changed.notify_all()
+        return Records(taken, readings)
+
+    def fetching(self) -> list[Assignment]:
+        with self._changed:
+            return [assignment for assignment in self._assignments.values() if assignment.fetching]
+
+    def begin(self, assignment: Assignment, offset: int) -> None:
+        """Start, or start again, to read a partition at this offset; not one that is to be given back."""
+        assignment.position = offset
+        with self._changed:
+            if assignment.leaving:
+                return
+            self._drop_buffer(assignment)
+            assignment.active = True
+            assignment.read, assignment.empty, assignment.astray = offset, range(0), None
+            self._to_begin.append((assignment, offset))
+            self._changed.notify_all()
+
+    def take_astray(self) -> dict[Assignment, str]:
+        """What is read from an offset that the log does not hold, and why; once all before it is processed."""
+        with self._changed:
+            found = {
+                assignment: assignment.astray
+                for assignment in self._assignments.values()
+                if assignment.astray and not (assignment.leaving or assignment.buffer.records or assignment.users)
+            }
+            for assignment in found:
+                assignment.astray = None
+        return found
+
+    def suspend(self, assignments: Iterable[Assignment]) -> None:
+        """Take nothing more from these, and forget what was read ahead."""
+        with self._changed:
+            for assignment in assignments:
+                self._stop(assignment)
+            self._changed.notify_all()
+
+    def owned(self) -> list[Assignment]:
+        with self._changed:
+            return list(self._assignments.values())
+
+    def active(self) -> list[Assignment]:
+        return [assignment for assignment in self.owned() if assignment.active]
+
+    def outdated(self, records: Records) -> list[Assignment]:
+        """Of records that were taken earlier: the partitions that were left, or are to be read again, since then."""
+        with self._changed:
+            return [a for a, reading in records.readings.items() if not a.owned or a.reading != reading]
+
+    def use(self, assignments: Iterable[Assignment]) -> None:
+        with self._changed:
+            for assignment in assignments:
+                assignment.users += 1
+
+    @contextmanager
+    def using(self, assignments: Sequence[Assignment]) -> Iterator[None]:
+        """Use partitions, unless one of them is to be given back."""
+        with self._changed:
+            if any(assignment.leaving for assignment in assignments):
+                raise Fenced("a partition is being given back")
+            for assignment in assignments:
+                assignment.users += 1
+        try:
+            yield
+        finally:
+            self.release(assignments)
+
+    def release(self, assignments: Iterable[Assignment]) -> None:
+        with self._changed:
+            for assignment in assignments:
+                assignment.users -= 1
+            self._changed.notify_all()
+
+    # --- for the group thread ---
+
+    def assign(self, partitions: Iterable[Partition]) -> None:
+        """These are ours from now on. Recovery finds out where to start reading them."""
+        with self._changed:
+            for partition in partitions:
+                assignment = self._assignments[partition] = Assignment(partition)
+                self._new.append(assignment)
+                self._to_meet.add(partition.topic)
+            self.outside = False
+        self._wake()
+
+    def assignments(self, partitions: Iterable[Partition]) -> list[Assignment]:
+        with self._changed:
+            return [self._assignments[partition] for partition in partitions if partition in self._assignments]
+
+    def leave(self, assignments: Iterable[Assignment]) -> None:
+        """Begin nothing new with these."""
+        with self._changed:
+            for assignment in assignments:
+                assignment.leaving = True
+                self._stop(assignment)
+            self._changed.notify_all()
+        self._call_soon(self.when_leaving)
+        self._wake()
+
+    def wait_until_unused(self, assignments: Sequence[Assignment], seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(assignment.users for assignment in assignments), seconds)
+
+    def disown(self, assignments: Iterable[Assignment], *, lost: bool = False) -> None:
+        # `owned` is cleared before the group can move on, and on the thread that reads the group metadata: whoever
+        # takes the metadata first and looks at `owned` second can never pair new metadata with old ownership.
+        with self._changed:
+            self.outside |= lost
+            for assignment in assignments:
+                assignment.owned = False
+                self._assignments.pop(assignment.partition, None)
+                if assignment.users:
+                    self._call_soon(self.lost.set)
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error to the event loop, which decides."""
+        self._failure = error
+        self._wake()
+
+    # --- the poll thread ---
+
+    def _run(self) -> None:
+        try:
+            bite = min(BITE, self._settings.batch.max_messages)
+            while not self._closing:
+                self._serve_requests()
+                self._throttle()
+                if self._starving():
+                    first = self._consumer.poll(POLL_SECONDS)
+                    messages = [] if first is None else [first, *self._consumer.consume(bite, 0)]
+                else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
+                    messages = self._consumer.consume(bite, BITE_SECONDS)
+                if messages:
+                    self._keep(messages)
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            self._consumer.close()
+
+    def _wake(self) -> None:
+        self._call_soon(self.news.set)
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            if not self._closing:  # a closed loop at the very end is no news
+                raise
+
+    def _stop(self, assignment: Assignment) -> None:
+        self._drop_buffer(assignment)
+        assignment.active = False
+        # Of one that is closed the partition may be ours anew: whoever is late must not stop the new one.
+        if self._assignments.get(assignment.partition) is assignment:
+            self._to_stop.append(assignment.partition)
+
+    def _drop_buffer(self, assignment: Assignment) -> None:
+        assignment.fetching = False
+        assignment.reading += 1
+        self.buffered -= assignment.buffer.records
+        self.buffered_bytes -= assignment.buffer.bytes
+        assignment.buffer.clear()
+
+    def _serve_requests(self) -> None:
+        with self._changed:
+            to_begin, self._to_begin = self._to_begin, []
+            to_stop, self._to_stop = self._to_stop, []
+            to_meet, self._to_meet = self._to_meet, set()
+        for topic in to_meet - {partition.topic for partition in self._reading}:
+            self._meet(topic)
+        for partition in to_stop:
+            self._stop_reading(partition)
+        for assignment, offset in to_begin:
+            if assignment.active:
+                # Given back and taken again there, instead of a seek: that stops the fetcher and waits for it, so that
+                # no answer to an earlier question of librdkafka's can move or stop the new one.
+                self._stop_reading(assignment.partition)
+                where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
+                self._consumer.incremental_assign([where])
+                self._reading.add(assignment.partition)
+                if self._throttled:
+                    self._consumer.pause([where])
+                with self._changed:
+                    assignment.fetching = assignment.active
+
+    def _meet(self, topic: str) -> None:
+        """Find out who has a topic while its partitions are still being recovered.
+
+        Of one that librdkafka is told to read before it knows, it looks for the brokers once a second.
+        """
+        with suppress(KafkaException):
+            self._consumer.list_topics(topic, MEET_SECONDS)
+
+    def _stop_reading(self, partition: Partition) -> None:
+        if partition in self._reading:
+            where = [TopicPartition(partition.topic, partition.number)]
+            self._consumer.resume(where)  # else it would still be paused when it is taken again
+            self._consumer.incremental_unassign(where)
+            self._reading.discard(partition)
+
+    def _throttle(self) -> None:
+        """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
+
+        A pause throws away what librdkafka has fetched ahead, so it is kept for handlers that do not keep up.
+        """
+        limit = self._settings.batch.buffer_bytes
+        if self._throttled:
+            if self.buffered_bytes <= limit // 2:
+                self._throttled = False
+                self._consumer.resume(self._places())
+            return
+        if self.buffered_bytes < limit:
+            return
+        with self._changed:
+            go_on = self._changed.wait_for(
+                lambda: self.buffered_bytes < limit * 3 // 4 or self._to_begin or self._to_stop or self._closing,
+                FULL_SECONDS,
+            )
+        if not go_on:
+            self._throttled = True
+            self._consumer.pause(self._places())
+
+    def _places(self) -> list[TopicPartition]:
+        return [TopicPartition(partition.topic, partition.number) for partition in self._reading]
+
+    def _starving(self) -> bool:
+        """Whether there is not even the next batch, although something is being read."""
+        return not (self.has_a_batch or self._throttled) and bool(self.fetching())
+
+    def _keep(self, messages: list[Any]) -> None:
+        bad = [message for message in messages if message.error() is not None]
+        ends: dict[Assignment, int] = {}
+        for message in bad:
+            assignment = self._assignments.get(Partition(message.topic(), message.partition()))
+            if message.error().code() != _END:
+                self._report(message.error(), assignment)
+            elif assignment is not None:
+                ends[assignment] = message.offset()
+        good = [message for message in messages if message.error() is None] if bad else messages
+        decoded = []
+        for partition, raws in self._by_partition(good).items():
+            assignment = self._assignments.get(partition)
+            if assignment is not None and assignment.fetching:
+                decoded.append((assignment, self._decoder.decode_all(raws, assignment).spans))
+        with self._changed:
+            for assignment, spans in decoded:
+                if assignment.fetching:
+                    assignment.buffer.extend(spans)
+                    assignment.read = spans[-1].end
+                    self.buffered += sum(map(len, spans))
+                    self.buffered_bytes += memory(spans)
+            for assignment, end in ends.items():
+                if assignment.fetching and assignment.read < end:
+                    assignment.empty = range(assignment.read, end)
+        self._wake()
+
+    def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
+        """In their order within each. They come in long runs of one."""
+        found: dict[Partition, list[Any]] = {}
+        topics = self._settings.topics
+        number: Any  # declared as if there were messages without one
+        if len(topics) == 1:  # as a rule; a message takes longer to name its topic than all the rest
+            for number, run in groupby(messages, Message.partition):
+                found.setdefault(Partition(topics[0], number), []).extend(run)
+        else:
+            for place, run in groupby(messages, lambda message: (message.topic(), message.partition())):
+                found.setdefault(Partition(*place), []).extend(run)
+        return found
+
+    def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
+        if error.code() not in _OUT_OF_LOG:
+            raise_if_final(error)
+        elif assignment is not None and assignment.fetching:  # else nobody wants to read it there any more
+            # It may be the answer to an earlier question, about another offset: recovery finds out.
+            assignment.astray = f"{assignment.partition}: {error.str()}"
+
+
+class ConsumerDied(ProcessorError):
+    """librdkafka's consumer reported a fatal error; a new process starts clean."""
+
+
+def raise_if_final(error: KafkaError) -> None:
+    """Raise an error that no waiting helps against; any other passes by itself."""
+    if error.code() in _FORBIDDEN:
+        raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")
+    if error.fatal():
+        raise ConsumerDied(f"the consumer cannot go on: {error.str()}")
+    log.warning("consumer_error", code=error.name(), error=error.str())

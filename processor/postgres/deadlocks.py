@@ -1,0 +1,97 @@
+"""Batches of one consumer side by side, until they are caught in a deadlock; then one at a time for a while.
+
+Handlers lock their rows in whatever order messages come. Two workers that do so on the same hot rows are in a
+deadlock with nearly every batch, and Postgres takes a second to notice each. So every batch holds its
+consumer's advisory lock, shared: that costs nothing. A batch that was in a deadlock runs again with the lock to
+itself, which no other batch of the consumer can disturb, and so do the next ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+import structlog
+
+from processor.postgres.session import end_frozen
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from processor.postgres.session import Session
+    from processor.settings.config import Settings
+
+log = structlog.get_logger()
+
+# So many batches are run alone after a deadlock; twice as many each time it was not enough, and half as many again
+# after as many that ran beside others without one.
+FIRST_ALONE = 16
+MOST_ALONE = 1024
+
+# Longer than any batch: what a turn may take is not for the client to say.
+UNLIMITED_SECONDS = 1e9
+
+WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+
+
+class DeadlockGate:
+    def __init__(self, settings: Settings, control: Session) -> None:
+        digest = hashlib.sha256(f"processor-turn:{settings.consumer}".encode()).digest()
+        self._lock = int.from_bytes(digest[:8], "big", signed=True)
+        self._control = control
+        self._patience = settings.database.command_timeout_ms / 1000
+        self._idle_seconds = settings.database.idle_in_transaction_timeout_ms / 1000
+        self._alone = 0
+        self._calm = 0  # batches beside others since the last deadlock, or since there was last a change for it
+        self._after_deadlock = FIRST_ALONE
+
+    @property
+    def alone(self) -> bool:
+        return self._alone > 0
+
+    async def begin(self, connection: Connection[Record], *, anew: bool = False) -> None:
+        """Begin a transaction and wait for its turn, however long others take; its end gives the turn back.
+
+        READ COMMITTED, whatever is the default there: a claim that has waited must see the row that it lost to. `anew`
+        rolls back what is open first.
+        """
+        shared = "" if self._alone else "_shared"
+        begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock{shared}({self._lock})"
+        sql = f"ROLLBACK; {begin}" if anew else begin
+        begun = asyncio.ensure_future(connection.execute(sql, timeout=UNLIMITED_SECONDS))
+        waiting = True
+        try:
+            while not (await asyncio.wait({begun}, timeout=self._patience))[0]:
+                if not waiting:
+                    raise TimeoutError("Postgres does not answer")  # the connection is of no use
+                waiting = await self._is_waiting(connection.get_server_pid())
+            begun.result()
+        finally:
+            if not begun.done():
+                begun.cancel()
+                await asyncio.wait({begun})
+
+    async def _is_waiting(self, backend: int) -> bool:
+        """Whether it waits for its turn. If not, the answer may be under way: it has come while Postgres was asked."""
+        async with self._control.use() as connection:
+            for frozen in await end_frozen(connection, self._idle_seconds):
+                log.warning("frozen_session_ended", backend=frozen)
+            waiting: bool = await connection.fetchval(WAITS, backend)
+        if waiting:
+            log.info("still_waiting_for_turn", seconds=self._patience)
+        return waiting
+
+    def committed(self) -> None:
+        if self._alone:
+            self._alone -= 1
+            return
+        self._calm += 1
+        if self._calm >= self._after_deadlock:
+            self._calm = 0
+            self._after_deadlock = max(self._after_deadlock // 2, FIRST_ALONE)
+
+    def deadlocked(self) -> None:
+        self._calm = 0
+        self._alone = self._after_deadlock
+        self._after_deadlock = min(2 * self._after_deadlock, MOST_ALONE)

@@ -1,0 +1,596 @@
+"""One row per message and consumer; its primary key decides who does a message, and that it is done once.
+
+All inbox SQL is here. A claim inserts rows as `completed` at once: they become visible only with
+the commit that makes it true. Nothing checks first and acts later.
+
+Keys are always locked in sorted order, and before any row of a handler, so that two processes
+that claim the same messages wait for each other in one direction only.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from itertools import repeat
+from operator import attrgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from processor.errors import Fenced
+from processor.messages.batch import Columns, told, usual
+from processor.messages.message import Headers
+from processor.messages.outcomes import Cut
+from processor.messages.record import Failure, Record
+from processor.postgres import parked_keys, sqlstates
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+    from asyncpg import Record as Row
+
+    from processor.postgres.deadlocks import DeadlockGate
+
+# Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
+CLAIM = """
+    WITH won AS (
+        INSERT INTO inbox (key, source, "offset", payload_hash)
+        SELECT m.key, m.source, m.position, m.hash
+        FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[]) AS m(key, source, position, hash)
+        ORDER BY m.key
+        ON CONFLICT DO NOTHING
+        RETURNING key
+    )
+    SELECT m.key FROM unnest($1::uuid[]) AS m(key) WHERE NOT EXISTS (SELECT FROM won WHERE won.key = m.key)
+"""
+
+# The columns of the same rows for COPY, which takes half the time but fails if a single key is known.
+COPIED = ("key", "source", "offset", "payload_hash")
+_copied = Struct("!h i16s ii iq ii").pack
+_COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_END = b"\xff\xff"
+# For fewer records the second round trip of a COPY costs more than it saves.
+COPY_FROM = 100
+# After a known key, so many batches without one are seen before the next COPY is tried.
+CLEAN_BATCHES = 16
+
+# A new statement, so that READ COMMITTED shows the row the insert lost to.
+LOOK_UP = """
+    SELECT key, source, "offset", payload_hash, status::text, attempts, coalesce(starts, 0) AS starts,
+           first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
+           extract(epoch FROM lease_until - now())::float8 AS lease_seconds,
+           CASE WHEN status <> 'completed' THEN history::text END AS history
+    FROM inbox WHERE key = ANY ($1::uuid[])
+"""
+
+TAKE_OVER = """
+    WITH taken AS (
+        SELECT key FROM inbox
+        WHERE key = ANY ($1::uuid[])
+          AND (status IN ('failed', 'pending', 'parked')
+               OR status = 'processing' AND (lease_owner = $3 OR lease_until < now()))
+        ORDER BY key FOR UPDATE
+    )
+    UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = clock_timestamp(),
+           type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL,
+           starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
+    FROM taken JOIN unnest($1::uuid[], $2::text[]) AS m(key, type) ON m.key = taken.key
+    WHERE inbox.key = taken.key
+    RETURNING inbox.key, inbox.attempts
+"""
+
+# The record as it came, with what went wrong or, for `parked`, without.
+KEEP = """
+    INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, finished_at, error, record_key,
+                       payload, headers, timestamp_ms, first_failed_at, parked_key, history)
+    SELECT m.key, m.source, m.position, m.hash, m.status::inbox_status, m.id, m.type,
+           CASE WHEN m.reason IS NOT NULL THEN t.now END, m.error, m.record_key, m.payload, m.headers, m.at,
+           CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, t.now) END, m.parked_key,
+           CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(jsonb_strip_nulls(
+               jsonb_build_object('at', t.now, 'event', 'failed', 'class', m.class, 'reason', m.reason,
+                                  'exception', m.exception, 'sqlstate', m.sqlstate))) END
+    FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::json[],
+                $8::bytea[], $9::bytea[], $10::json[], $11::bigint[], $12::text[], $13::timestamptz[], $14::bytea[],
+                $15::text[], $16::text[], $17::text[], $18::text[])
+         AS m(key, source, position, hash, id, type, error, record_key, payload, headers, at, status, first, parked_key,
+              class, reason, exception, sqlstate),
+         (SELECT clock_timestamp()) AS t(now)
+    ORDER BY m.key
+    ON CONFLICT (key) DO UPDATE
+    SET status = excluded.status, finished_at = excluded.finished_at, message_id = excluded.message_id,
+        type = excluded.type, error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
+        headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, parked_key = excluded.parked_key,
+        first_failed_at = coalesce(inbox.first_failed_at, excluded.first_failed_at),
+        starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
+        history = coalesce(inbox.history || excluded.history, excluded.history, inbox.history),
+        -- rows of this transaction stand as completed, their attempt already counted
+        attempts = inbox.attempts + (inbox.status = 'failed')::integer
+"""
+
+# Of a message that is to be tried: what an attempt is to leave behind if it does not come to its end, or if it
+# fails and another one follows. A transaction of its own, and none for whoever no longer owns the partition. Nor for
+# another payload than the row's: it would take over the row of the message that had the id first.
+START = """
+    WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
+    INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, starts, message_id, type, record_key,
+                       lease_owner, lease_until)
+    SELECT $1, owner.source, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
+    ON CONFLICT (key) DO UPDATE
+    SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
+        -- a process that begins it once more is alive: only others can have died of it
+        starts = coalesce(inbox.starts, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
+        attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
+    WHERE inbox.payload_hash = excluded.payload_hash
+      AND (inbox.status IN ('failed', 'pending', 'parked')
+           OR inbox.status = 'processing' AND (inbox.lease_owner = excluded.lease_owner OR inbox.lease_until < now()))
+    RETURNING attempts, starts, first_failed_at
+"""
+
+NOTE = """
+    WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
+    INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
+                       payload, headers, timestamp_ms, first_failed_at)
+    SELECT $1, owner.source, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
+    ON CONFLICT (key) DO UPDATE
+    SET status = 'pending', starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
+        error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
+        headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, message_id = excluded.message_id,
+        type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, clock_timestamp()),
+        attempts = CASE WHEN inbox.status = 'pending' OR inbox.status = 'processing' THEN inbox.attempts + 1 ELSE 1 END
+    WHERE inbox.payload_hash = excluded.payload_hash
+      AND (inbox.status IN ('failed', 'pending', 'parked')
+           OR inbox.status = 'processing' AND inbox.lease_owner = $13)
+    RETURNING attempts, first_failed_at
+"""
+
+# We live, and the attempt is over: nobody is to take it for one that killed us. What it does outside may still be under
+# way if it was cut off ($3 is false): then the lease stays.
+ABANDON = """
+    UPDATE inbox
+    SET starts = nullif(starts - 1, 0),
+        lease_owner = CASE WHEN status = 'processing' AND NOT $3 THEN lease_owner END,
+        lease_until = CASE WHEN status = 'processing' AND NOT $3 THEN lease_until END,
+        status = CASE WHEN $3 THEN 'pending' ELSE status END
+    WHERE key = ANY ($1::uuid[]) AND lease_owner = $2 AND status IN ('pending', 'processing')
+"""
+
+RENEW = """
+    UPDATE inbox SET lease_until = now() + $3::interval
+    WHERE key = $1 AND status = 'processing' AND lease_owner = $2 RETURNING 1
+"""
+
+# Whoever held these is taken for dead; what they were doing is tried again, with the same id.
+REAP = """
+    WITH expired AS (
+        SELECT key FROM inbox
+        WHERE source = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
+        FOR UPDATE SKIP LOCKED  -- whoever has it is just taking it over
+    )
+    UPDATE inbox SET status = 'pending', lease_owner = NULL, lease_until = NULL
+    FROM expired WHERE inbox.key = expired.key
+    RETURNING message_id
+"""
+
+KEEP_RESULTS = """
+    UPDATE inbox SET result = m.result, message_id = m.id
+    FROM unnest($1::uuid[], $2::text[], $3::json[]) AS m(key, id, result)
+    -- ANY, though the join says it already: it makes the planner use the index whatever the table's size
+    WHERE inbox.key = m.key AND inbox.key = ANY ($1::uuid[])
+"""
+
+
+class PriorDelivery(Enum):
+    """What an earlier delivery means for this one."""
+
+    REDELIVERY = "redelivery"  # done, at these coordinates
+    DUPLICATE = "duplicate"  # done, at other coordinates
+    COLLISION = "collision"  # another payload has this id
+    UNFINISHED = "unfinished"  # failed, or never came to an end; nothing of it is cached: try again
+    PARKED = "parked"  # waits behind a failed message of its key
+    DISCARDED = "discarded"  # by an operator
+    BUSY = "busy"  # someone else is at it
+
+
+@dataclass(slots=True)
+class Claims:
+    """The outcome of one claim: whose handler runs, and why the others' do not."""
+
+    mine: list[int] = field(default_factory=list)  # by index in the batch, in order
+    repeated: set[int] = field(default_factory=set)  # those that come again later in the same batch
+    skipped: dict[PriorDelivery, int] = field(default_factory=dict)
+    collisions: list[Record] = field(default_factory=list)
+    newly_failed: bool = False  # the claim itself has found somebody at fault
+
+    def skip(self, verdict: PriorDelivery) -> None:
+        self.skipped[verdict] = self.skipped.get(verdict, 0) + 1
+
+
+class BusyElsewhere(Exception):
+    """A message is being processed by someone else under a live lease: come back later."""
+
+    def __init__(self, record: Record, seconds: float | None = None) -> None:
+        super().__init__(f"message {record.message.id} is being processed elsewhere")
+        self.record = record
+        self.seconds = seconds
+
+
+class Inbox:
+    def __init__(
+        self, key_of: Callable[[str], bytes], on_collision: str, owner: str, lease_ms: int, turns: DeadlockGate
+    ) -> None:
+        self._turns = turns
+        self._key_of = key_of
+        self._on_collision = on_collision
+        self._owner = owner
+        self._lease = timedelta(milliseconds=lease_ms)
+        self._clean_batches = CLEAN_BATCHES  # seen in a row; a new consumer has nothing to repeat
+
+    async def claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
+        """Decide for each record whether it is ours to do; those that failed or wait are claimed like any other.
+
+        Raises Cut where the batch has to end before one of them.
+        """
+        if (bulk := usual(records)) is not None and (all_of_them := await self.claim_unknown(connection, bulk)):
+            return all_of_them
+        claims = Claims()
+        colliding: list[int] = []
+        by_key = _index_if_plain(records)
+        if by_key is None:
+            by_key = {}
+            for index, record in enumerate(records):
+                if record.foreign:
+                    claims.skip(PriorDelivery.DUPLICATE)
+                    continue
+                if not record.in_inbox:
+                    claims.mine.append(index)
+                    continue
+                if record.collided:
+                    colliding.append(index)
+                    continue
+                earlier = by_key.setdefault(record.key, index)
+                if earlier == index:
+                    continue
+                if records[earlier].failure is not None:
+                    # Failed already, and what failed is never cached: the batch has to end before this one.
+                    raise Cut(index)
+                if records[earlier].payload_hash == record.payload_hash:
+                    claims.skip(PriorDelivery.DUPLICATE)
+                    claims.repeated.add(earlier)
+                else:
+                    colliding.append(index)
+        lost = await self._insert_first(connection, records, by_key)
+        claims.mine += by_key.values() if not lost else [i for key, i in by_key.items() if key not in lost]
+        if lost:
+            colliding += await self._settle(connection, records, {key: by_key[key] for key in lost}, claims)
+        if colliding:
+            await self._claim_collisions(connection, records, colliding, claims)
+        claims.mine.sort()
+        return claims
+
+    async def keep(self, connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
+        """Keep failed and parked records as they came; rows of this batch that were claimed as completed change.
+
+        `park`: later messages of a failed one's key have to wait.
+        """
+        if not records:
+            return
+        failures = [None if record.parked else record.failure for record in records]
+        ids = [_row_id(record) for record in records]
+        await connection.execute(
+            KEEP,
+            _uuids(map(self._key_of, ids)),
+            *_columns(records),
+            ids,
+            [record.message.type for record in records],
+            [failure and _error(failure) for failure in failures],
+            [record.message.key for record in records],
+            [record.payload for record in records],
+            [_headers(record.message.headers) for record in records],
+            [record.message.timestamp_ms for record in records],
+            ["parked" if record.parked else "failed" for record in records],
+            [record.first_failed_at for record in records],
+            [
+                parked_keys.digest(record.message.key)
+                if record.message.key is not None and (park or record.parked)
+                else None
+                for record in records
+            ],
+            [failure and failure.kind for failure in failures],
+            [failure and failure.reason for failure in failures],
+            [failure and failure.exception for failure in failures],
+            [failure and failure.sqlstate for failure in failures],
+        )
+        await parked_keys.repeat(connection, [one for one in records if one.elsewhere and (park or one.parked)])
+
+    async def start(self, connection: Connection[Row], record: Record, *, leased: bool = False) -> bool:
+        """Put on record that an attempt begins; False if there is none to be made, or not by us.
+
+        Leased, the message is ours alone until it is done or the lease runs out.
+        """
+        row = await connection.fetchrow(
+            START,
+            record.key.hex(),
+            record.assignment.source,
+            record.message.offset,
+            record.payload_hash,
+            record.assignment.epoch,
+            "processing" if leased else "pending",
+            record.message.id,
+            record.message.type,
+            record.message.key,
+            self._owner,
+            self._lease if leased else None,
+        )
+        if row is None:
+            return False
+        record.attempts, record.starts = max(record.attempts, row["attempts"]), row["starts"] - 1
+        record.first_failed_at = row["first_failed_at"]
+        record.message.attempt = record.attempts + 1
+        return True
+
+    async def abandon(self, connection: Connection[Row], records: Sequence[Record], *, ended: bool) -> None:
+        """Take back that attempts were begun: they came to nothing, or were cut off, but not by our death."""
+        begun = [record for record in told(records) if record.begun]
+        if begun:
+            await connection.execute(ABANDON, _uuids(record.key for record in begun), self._owner, ended)
+            for record in begun:
+                record.begun = False
+
+    async def note(self, connection: Connection[Row], record: Record, failure: Failure) -> None:
+        """Keep an attempt that failed and will be followed by another one; Fenced if the message is not ours to try."""
+        row = await connection.fetchrow(
+            NOTE,
+            record.key.hex(),
+            record.assignment.source,
+            record.message.offset,
+            record.payload_hash,
+            record.assignment.epoch,
+            record.message.id,
+            record.message.type,
+            record.message.key,
+            _error(failure),
+            record.payload,
+            _headers(record.message.headers),
+            record.message.timestamp_ms,
+            self._owner,
+        )
+        if row is None:
+            raise Fenced(f"{record.coordinates}: another instance has the partition, or has done the message")
+        record.attempts, record.first_failed_at = row["attempts"], row["first_failed_at"]
+
+    async def renew(self, connection: Connection[Row], record: Record) -> bool:
+        """False if the lease is no longer ours."""
+        return await connection.fetchval(RENEW, record.key.hex(), self._owner, self._lease) is not None
+
+    async def reap(self, connection: Connection[Row], sources: Sequence[int]) -> list[str]:
+        """Return what was leased by the dead; gives their ids."""
+        return [row[0] for row in await connection.fetch(REAP, sources)]
+
+    async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:
+        """In the messages' rows; a type without inbox has none, and must not touch that of another message."""
+        results = [(record, result) for record, result in results if record.in_inbox]
+        if results:
+            await connection.execute(
+                KEEP_RESULTS,
+                _uuids(record.key for record, _ in results),
+                [record.message.id for record, _ in results],
+                [result for _, result in results],
+            )
+
+    async def _insert_first(
+        self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
+    ) -> set[bytes]:
+        """By COPY as long as no key was known. Must come first: what a failed COPY takes back is all there is."""
+        if self.copies(len(by_key)):
+            claimed = [records[index] for index in by_key.values()]
+            rows = map(_copied, repeat(4), repeat(16), by_key, *_lengthened(*_columns(claimed)))
+            if await self._copy(connection, list(rows)):
+                return set()
+        return await self._insert(connection, records, by_key)
+
+    def copies(self, count: int) -> bool:
+        """Whether so many rows are inserted by COPY."""
+        return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
+
+    async def claim_unknown(self, connection: Connection[Row], bulk: Columns) -> Claims | None:
+        """By the column, if none of them has been seen before; None, and nothing is claimed, if one has."""
+        keys = bulk.column("inbox_keys")
+        if not bulk.route.inbox or not self.copies(len(keys)) or len(set(keys)) < len(keys):
+            return None
+        rows: list[bytes] = []
+        for span in bulk.spans:
+            sources = repeat(span.assignment.source)
+            rows += map(
+                _copied, repeat(4), repeat(16), span.inbox_keys, *_lengthened(sources, span.offsets, span.checksums)
+            )
+        return Claims(list(range(len(rows)))) if await self._copy(connection, rows) else None
+
+    async def _copy(self, connection: Connection[Row], rows: list[bytes]) -> bool:
+        """Insert all rows at once; False, and the transaction begun anew, if one of the keys is known."""
+        rows.sort()  # by key, since all begin alike
+
+        async def source() -> AsyncIterator[bytes]:
+            yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
+
+        try:
+            await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
+        except Exception as error:
+            if not sqlstates.is_known_key(error):
+                raise
+            await self._turns.begin(connection, anew=True)
+            self._clean_batches = 0
+            return False
+        return True
+
+    async def _insert(
+        self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
+    ) -> set[bytes]:
+        """Insert a row for each of these; gives the keys that were there already."""
+        if not by_key:
+            return set()
+        rows = await connection.fetch(CLAIM, _uuids(by_key), *_columns([records[i] for i in by_key.values()]))
+        self._clean_batches = 0 if rows else self._clean_batches + 1
+        return {row[0].bytes for row in rows}
+
+    async def _settle(
+        self, connection: Connection[Row], records: Sequence[Record], lost: dict[bytes, int], claims: Claims
+    ) -> list[int]:
+        """Read what is there under keys we did not get; returns the indices that collide."""
+        colliding: list[int] = []
+        to_take: dict[bytes, int] = {}
+        waiting: list[Record] = []
+        found = {row["key"].bytes: row for row in await connection.fetch(LOOK_UP, _uuids(lost))}
+        for key, index in lost.items():
+            record, row = records[index], found.get(key)
+            verdict = PriorDelivery.BUSY if row is None else self._judge(record, row)
+            record.elsewhere = row is not None and row["source"] != record.assignment.source
+            match verdict:
+                case PriorDelivery.UNFINISHED:
+                    assert row is not None
+                    to_take[key] = index
+                    record.failed_as = _ways(row["history"])
+                case PriorDelivery.COLLISION:
+                    colliding.append(index)
+                case PriorDelivery.BUSY:
+                    raise BusyElsewhere(record, row["lease_seconds"] if row is not None else None)
+                case _:
+                    if verdict is PriorDelivery.PARKED and record.elsewhere:
+                        waiting.append(record)
+                    claims.skip(verdict)
+        await parked_keys.repeat(connection, waiting)
+        unknown = min(
+            (i for k, i in to_take.items() if found[k]["status"] == "pending" and not records[i].alone), default=None
+        )
+        if unknown is not None:
+            # It failed before, or killed whoever tried it: from now on it runs alone, and its start is put on record.
+            records[unknown].alone = True
+            raise Cut(unknown)
+        if to_take:
+            rows = await connection.fetch(
+                TAKE_OVER,
+                _uuids(to_take),
+                [records[index].message.type for index in to_take.values()],
+                self._owner,
+            )
+            taken = {row["key"].bytes: row["attempts"] for row in rows}
+            for key, index in to_take.items():
+                if key not in taken:
+                    raise BusyElsewhere(records[index])
+                records[index].message.attempt = taken[key]
+                claims.mine.append(index)
+        return colliding
+
+    def _judge(self, record: Record, row: Row) -> PriorDelivery:
+        """An id belongs to the payload that came with it first, whatever has become of that one."""
+        status = row["status"]
+        place = (record.assignment.source, record.message.offset)
+        if status in ("completed", "discarded") and (row["source"], row["offset"]) == place:
+            return PriorDelivery.REDELIVERY
+        if row["payload_hash"] != record.payload_hash and not record.collided:
+            return PriorDelivery.COLLISION
+        match status:
+            case "completed":
+                return PriorDelivery.DUPLICATE
+            case "discarded":
+                return PriorDelivery.DISCARDED
+            case "processing":
+                ours = row["lease_owner"] == self._owner or (row["lease_seconds"] or -1.0) < 0
+                return PriorDelivery.UNFINISHED if ours else PriorDelivery.BUSY
+            case _:
+                return PriorDelivery.PARKED if record.parked and row["waits"] else PriorDelivery.UNFINISHED
+
+    async def _claim_collisions(
+        self, connection: Connection[Row], records: Sequence[Record], colliding: list[int], claims: Claims
+    ) -> None:
+        """Same id, other payload: by policy. Failed or processed, it gets a row of its own under id and coordinates."""
+        claims.collisions = [records[index] for index in colliding]
+        if self._on_collision == "skip":
+            return
+        by_key = {}
+        for index in colliding:
+            record = records[index]
+            if not record.collided:  # or else an earlier try of this batch has done this already
+                record.collided = True
+                if self._on_collision == "fail":
+                    claims.newly_failed = True
+                    record.parked = False  # waiting would not make it another message
+                    record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
+                record.message.id = f"{record.message.id}~{record.place}"
+                record.key = self._key_of(record.message.id)
+            by_key[record.key] = index
+        lost = await self._insert(connection, records, by_key)
+        claims.mine += [index for key, index in by_key.items() if key not in lost]
+        if lost:
+            await self._settle(connection, records, {key: by_key[key] for key in lost}, claims)
+
+
+_in_inbox, _collided, _key = attrgetter("in_inbox"), attrgetter("collided"), attrgetter("key")
+
+
+def _index_if_plain(records: Sequence[Record]) -> dict[bytes, int] | None:
+    """The records by key, if each has one of its own and nothing is special about any: the usual case, made fast."""
+    if not all(map(_in_inbox, records)) or any(map(_collided, records)):
+        return None
+    by_key = {key: index for index, key in enumerate(map(_key, records))}
+    return by_key if len(by_key) == len(records) else None
+
+
+def _lengthened(sources: Iterable[int], offsets: Iterable[int], hashes: Iterable[int]) -> tuple[Iterable[int], ...]:
+    """Columns for `_copied`, each with its length before it."""
+    return repeat(4), sources, repeat(8), offsets, repeat(4), hashes
+
+
+def _row_id(record: Record) -> str:
+    """Where a failure is kept. A type without inbox must not touch the row of a message that has one."""
+    return record.message.id if record.in_inbox else f"{record.message.id}~{record.place}"
+
+
+def _uuids(keys: Iterable[bytes]) -> list[str]:
+    return [key.hex() for key in keys]
+
+
+def _columns(records: Sequence[Record]) -> tuple[list[int], list[int], list[int]]:
+    return (
+        [record.assignment.source for record in records],
+        [record.message.offset for record in records],
+        [record.payload_hash for record in records],
+    )
+
+
+def _ways(history: str | None) -> frozenset[tuple[str | None, ...]]:
+    """In which a message has failed for good before: see Failure.way."""
+    names = ("class", "reason", "exception", "sqlstate")
+    events = orjson.loads(history or "[]")
+    return frozenset(tuple(map(event.get, names)) for event in events if event["event"] == "failed")
+
+
+def _error(failure: Failure) -> str:
+    text = orjson.dumps(
+        {
+            "class": failure.kind,
+            "reason": failure.reason,
+            "message": failure.detail,
+            "exception": failure.exception,
+            "sqlstate": failure.sqlstate,
+            "traceback": failure.traceback,
+        },
+        default=str,
+    )
+    return text.decode()
+
+
+def _headers(headers: Headers) -> str:
+    """Text where it is text, base64 where it is not; nothing is lost either way."""
+    return orjson.dumps([[name, _header_value(value)] for name, value in headers]).decode()
+
+
+def _header_value(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

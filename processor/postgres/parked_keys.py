@@ -1,0 +1,140 @@
+"""Keys whose messages wait behind one that failed, so that each key is processed in order or not at all.
+
+A key is parked as long as the inbox has a row with its `parked_key`: the failed message, and those that came
+after it. The assignment remembers which keys those may be, so other keys cost a look into a set. Whatever comes
+once more, sent by an operator or read again, runs if everything before it is done, and waits again if not.
+
+A message has one row, in the partition where it was first seen. Where it comes again in another one, that place is kept
+too. Nobody can wait for each other so: whatever a message waits for was seen before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from processor.messages.batch import assignments_of, told
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+    from asyncpg import Record as Row
+
+    from processor.kafka.assignment import Assignment
+    from processor.messages.record import Record
+
+LOAD = """
+    SELECT source, parked_key FROM inbox WHERE source = ANY ($1::integer[]) AND parked_key IS NOT NULL
+    UNION SELECT source, parked_key FROM parked_repeats WHERE source = ANY ($1::integer[])
+"""
+
+# Repeats of what is done are of no interest any more; until somebody comes by here they do no harm.
+FORGET_REPEATS = """
+    DELETE FROM parked_repeats r WHERE source = ANY ($1::integer[])
+    AND NOT EXISTS (SELECT FROM inbox i WHERE i.key = r.key AND i.parked_key IS NOT NULL)
+"""
+
+# The first place is the one that counts.
+REPEAT = """
+    INSERT INTO parked_repeats (source, parked_key, "offset", key)
+    SELECT * FROM unnest($1::integer[], $2::bytea[], $3::bigint[], $4::uuid[]) AS m(source, parked_key, position, key)
+    WHERE NOT EXISTS (
+        SELECT FROM parked_repeats r WHERE r.source = m.source AND r.parked_key = m.parked_key AND r.key = m.key
+    )
+    ON CONFLICT DO NOTHING
+"""
+
+# What is not done of one key k in one partition, in order: so many of the first.
+QUEUE = """
+    (SELECT i.key, i."offset" FROM inbox i
+     WHERE i.source = k.source AND i.parked_key = k.parked_key AND i.parked_key IS NOT NULL
+     ORDER BY i."offset" LIMIT {limit})
+    UNION ALL
+    (SELECT r.key, r."offset" FROM parked_repeats r
+     WHERE r.source = k.source AND r.parked_key = k.parked_key
+       AND EXISTS (SELECT FROM inbox i WHERE i.key = r.key AND i.parked_key IS NOT NULL)
+     ORDER BY r."offset" LIMIT {limit})
+    ORDER BY 2 LIMIT {limit}
+"""
+
+UNFINISHED = f"""
+    SELECT k.source, k.parked_key, first.key
+    FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
+    CROSS JOIN LATERAL ({QUEUE.format(limit="$3")}) AS first
+    ORDER BY k.source, k.parked_key, first."offset"
+"""  # noqa: S608 - our constants
+
+_failure, _parked = attrgetter("failure"), attrgetter("parked")
+
+
+def digest(key: bytes) -> bytes:
+    """What a key is known by here: an index could not hold one of any length. `sha256` in the database is the same."""
+    return hashlib.sha256(key).digest()
+
+
+async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -> None:
+    """Let these know their parked keys."""
+    by_source = {assignment.source: assignment for assignment in assignments}
+    for assignment in assignments:
+        assignment.parked_keys = set()
+    await connection.execute(FORGET_REPEATS, list(by_source))
+    for row in await connection.fetch(LOAD, list(by_source)):
+        by_source[row["source"]].parked_keys.add(row["parked_key"])
+
+
+async def sort_out(connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
+    """Mark the records that have to wait. `park`: also behind those that fail in this very batch."""
+    if any(map(_parked, told(records))):  # in an earlier try
+        for record in records:
+            record.parked = False
+    may_be = any(assignment.parked_keys for assignment in assignments_of(records))
+    if not may_be and not (park and any(map(_failure, told(records)))):
+        return
+    waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by source and key: the inbox keys of what is not done
+    digests = {key: digest(key) for record in records if (key := record.message.key) is not None}
+    asked = {
+        (record.assignment.source, digests[record.message.key]): record.assignment
+        for record in records
+        if record.message.key is not None and digests[record.message.key] in record.assignment.parked_keys
+    }
+    if asked:
+        places = [list(column) for column in zip(*asked, strict=True)]
+        for row in await connection.fetch(UNFINISHED, *places, len(records) + 1):
+            waiting.setdefault((row["source"], row["parked_key"]), deque()).append(row["key"].bytes)
+    for place, assignment in asked.items():
+        if place not in waiting:
+            assignment.parked_keys.discard(place[1])
+    for record in records:
+        if record.message.key is None or record.foreign:
+            continue
+        place = (record.assignment.source, digests[record.message.key])
+        queue = waiting.get(place)
+        if queue and queue[0] != record.key:
+            # A collision has failed whatever is before it: parked, it would be processed when its turn comes.
+            record.parked = not (record.collided and record.failure is not None)
+        elif record.failure is not None:
+            if park and not queue:
+                waiting[place] = deque([record.key])
+        elif queue:
+            queue.popleft()
+
+
+async def repeat(connection: Connection[Row], records: Sequence[Record]) -> None:
+    """Keep where these, whose rows are in another partition, have come again: others wait behind them here too."""
+    places = [
+        (record.assignment.source, digest(record.message.key), record.message.offset, record.key.hex())
+        for record in records
+        if record.message.key is not None
+    ]
+    if places:
+        await connection.execute(REPEAT, *(list(column) for column in zip(*places, strict=True)))
+
+
+def remember(records: Sequence[Record], *, park: bool) -> None:
+    """What was committed: these failed or wait."""
+    for record in records:
+        key = record.message.key
+        if key is not None and (park or record.parked):
+            record.assignment.parked_keys.add(digest(key))

@@ -1,0 +1,110 @@
+"""A `transactional.id` that is stable across restarts and unique among the living.
+
+Each process leases the lowest free slot of its consumer by a Postgres session advisory lock. When it dies the lock goes
+with it. The next one takes the slot, and initialising the producer ends the dead one's open transaction at once,
+instead of leaving committed readers to wait for its time-out. If nobody comes, the living do it (orphans.py).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from processor.errors import SetupError
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+    from processor.postgres.ledger import Ledger
+    from processor.postgres.session import Session
+
+MAX_SLOTS = 10_000
+
+LEASE = "SELECT pg_try_advisory_lock($1, $2)"
+WAIT = "SELECT pg_advisory_lock($1, $2)"
+RETURN = "SELECT pg_advisory_unlock($1, $2)"
+
+LEASED = """
+    SELECT objid::integer AS slot FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND classid = $1::integer::oid AND objsubid = 2
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+class Slot:
+    """Ours for as long as this session's connection lives; another connection leases it anew.
+
+    Nothing else uses that connection: whatever else is cut off must not make us look dead while our producer lives.
+    """
+
+    def __init__(self, consumer: str, session: Session, ledger: Ledger) -> None:
+        self._consumer = consumer
+        self._session = session
+        self._ledger = ledger
+        self._leases = _lock_class(f"processor-slot:{consumer}")
+        self._endings = _lock_class(f"processor-slot-ending:{consumer}")
+        self._held: int | None = None
+        self._leased_on: Connection[Record] | None = None
+        self.leases = 0  # one more whenever the connection was another one, so that the slot may have looked free
+
+    @property
+    def number(self) -> int:
+        assert self._held is not None, "nothing was leased yet"
+        return self._held
+
+    async def lease(self) -> str:
+        """The name that nobody else who lives has: the one held before if it is to be had."""
+        async with self._session.use() as connection:
+            if connection is not self._leased_on:
+                self._held = await self._lowest_free(connection)
+                self._leased_on = connection
+                self.leases += 1
+            return self.name(self.number)
+
+    async def _lowest_free(self, connection: Connection[Record]) -> int:
+        if self._held is not None and await self._take(connection, self._held):
+            return self._held
+        # A slot that the ledger names may be of a process that lost its connection as we did, and is about to lease
+        # it again: to take it would fence that one, which would then fence the next.
+        spared = set() if self._held is None else await self._ledger.slots(connection)
+        for slot in range(MAX_SLOTS):
+            if slot not in spared and await self._take(connection, slot):
+                return slot
+        raise SetupError(f"all {MAX_SLOTS} transactional id slots of {self._consumer} are taken")
+
+    async def leased(self, connection: Connection[Record]) -> set[int]:
+        """All slots that somebody who lives has."""
+        return {row["slot"] for row in await connection.fetch(LEASED, self._leases)}
+
+    @asynccontextmanager
+    async def ending(self, slot: int) -> AsyncIterator[bool]:
+        """Whether the slot is nobody's, and stays so until we are through; who leases it meanwhile waits for us."""
+        async with self._session.use() as connection:
+            ours = await connection.fetchval(LEASE, self._endings, slot)
+            leased = await self.leased(connection)
+            # Without our own among them we have been cut off just now, and so have others.
+            free = ours and self._held in leased and slot not in leased
+        try:
+            yield free
+        finally:
+            if ours:
+                async with self._session.use() as connection:
+                    await connection.execute(RETURN, self._endings, slot)
+
+    async def _take(self, connection: Connection[Record], slot: int) -> bool:
+        if not await connection.fetchval(LEASE, self._leases, slot):
+            return False
+        # Whoever is just ending what was left of it would otherwise fence the producer that we initialise.
+        await connection.execute(WAIT, self._endings, slot)
+        await connection.execute(RETURN, self._endings, slot)
+        return True
+
+    def name(self, slot: int) -> str:
+        return f"{self._consumer}-{slot}"
+
+
+def _lock_class(name: str) -> int:
+    """A signed 32-bit key; two consumers with the same one only skip each other's slots."""
+    return zlib.crc32(name.encode()) - 2**31

@@ -1,0 +1,134 @@
+"""`processor run`: one engine in this process, or a supervisor with several; signals, deadlines, exit codes.
+
+First SIGTERM or SIGINT: finish the batch, publish it, leave the group, exit 0. What is not done
+when run.stop_timeout_ms is nearly over is rolled back. A second signal ends the process on the spot; that
+is safe at any time, since the next start repairs whatever was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import structlog
+import uvloop
+
+from processor import failpoints
+from processor.engine.engine import Engine
+from processor.errors import ProcessorError
+from processor.handling import registry
+from processor.observe.stalls import exit_after, exit_now
+from processor.postgres import migrate, rights
+from processor.service import interpreter, supervisor
+from processor.settings.config import Settings
+
+log = structlog.get_logger()
+
+# The part of the stop time-out in which the batch may finish; the rest is for rolling back and leaving.
+GRACE = 0.7
+# How often to look for a second signal that was not heard.
+NUDGE_SECONDS = 0.2
+
+
+def run(settings: Settings, workers: int = 1) -> int:
+    """The exit code; raises ProcessorError where the service cannot or must not go on."""
+    if workers > 1:
+        return supervisor.run([sys.executable, "-m", "processor", "run", settings.source], workers)
+    failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
+    routes = registry.load(settings)
+    interpreter.tune()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(settings, routes))
+        except SystemExit as escaped:
+            # Out of a task that a handler started: it ends the loop, and nobody can tell whose it was.
+            # On the spot: so it counts as a death of the message, which is quarantined after some.
+            log.error("ended_by_a_handlers_task", reason=f"a task raised SystemExit: {escaped}")  # noqa: TRY400
+            exit_now(1)
+    return 0
+
+
+async def _serve(settings: Settings, routes: registry.Routes) -> None:
+    async with migrate.connected(settings) as connection:
+        await rights.require(connection, settings)
+        await migrate.require_current(connection, migrate.sets(settings))
+    engine = Engine(settings, routes)
+    running = asyncio.ensure_future(engine.run())
+    stop = _Stop(engine, running, settings.run.stop_timeout_ms / 1000)
+    stop.listen()
+    orphaned = supervisor.orphaned(stop.ask)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not stop.asked:
+            raise
+        log.warning("stopped_with_work_rolled_back")
+    except BaseException as error:
+        # The end of the loop is not the end of the process: threads that wait for a broker are joined after it.
+        code = error.exit_code if isinstance(error, ProcessorError) else 1
+        exit_after(settings.run.stop_timeout_ms / 1000, code, str(error))
+        raise
+    finally:
+        stop.over()
+        orphaned()
+    log.info("stopped")
+
+
+class _Stop:
+    """Signals are heard on a thread of its own: the event loop hears none while a handler blocks it."""
+
+    def __init__(self, engine: Engine, running: asyncio.Future[None], seconds: float) -> None:
+        self._engine = engine
+        self._running = running
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._grace: asyncio.TimerHandle | None = None
+        self._signals: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()  # that a signal may be put into
+        self.asked = False
+
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._signals.put(signal.Signals(number)))
+        signal.signal(signal.SIGURG, lambda _number, _frame: None)  # by default it would wake nobody
+        threading.Thread(target=self._hear, name="signals", daemon=True).start()
+
+    def ask(self) -> None:
+        """As by a signal."""
+        self._signals.put(None)
+
+    def over(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+
+    def _hear(self) -> None:
+        number = self._signals.get()
+        log.info("stopping", reason=_reason(number), seconds_at_most=self._seconds)
+        self.asked = True
+        exit_after(self._seconds, 0)
+        with suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._begin, time.monotonic() + self._seconds * GRACE)
+        number = self._next_signal()
+        log.warning("stopping_at_once", reason=_reason(number))
+        exit_now(128 + (number or signal.SIGTERM))
+
+    def _next_signal(self) -> signal.Signals | None:
+        """What comes just before the main thread sleeps in a handler's call is heard only when something wakes it."""
+        while True:
+            try:
+                return self._signals.get(timeout=NUDGE_SECONDS)
+            except queue.Empty:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+
+    def _begin(self, until: float) -> None:
+        self._grace = self._loop.call_later(max(0.0, until - time.monotonic()), self._running.cancel)
+        self._engine.stop()
+
+
+def _reason(number: signal.Signals | None) -> str:
+    return number.name if number else "supervisor gone"

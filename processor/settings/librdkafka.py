@@ -1,0 +1,258 @@
+"""What librdkafka may be told: its property names, and the ones that would break the guarantee.
+
+librdkafka itself says whether a name exists and a value fits, so a newer release needs no change here.
+Names are listed only to suggest the nearest one and to find the property an environment variable means.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from pydantic import SecretStr
+
+Table = Literal["client", "consumer", "producer"]
+
+BOTH = """
+allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
+bootstrap.servers broker.address.family broker.address.ttl broker.version.fallback client.dns.lookup
+client.id client.rack connections.max.idle.ms debug enable.metrics.push enable.random.seed
+enable.sasl.oauthbearer.unsecure.jwt enable.ssl.certificate.verification https.ca.location
+https.ca.pem internal.termination.signal log.connection.close log.thread.name log_level
+max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes message.max.bytes
+metadata.broker.list metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms
+metadata.recovery.strategy plugin.library.paths receive.message.max.bytes
+reconnect.backoff.jitter.ms reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms
+retry.backoff.ms sasl.kerberos.keytab sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+sasl.kerberos.principal sasl.kerberos.service.name sasl.mechanism sasl.mechanisms
+sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+sasl.oauthbearer.assertion.jwt.template.file sasl.oauthbearer.assertion.private.key.file
+sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.private.key.pem
+sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.credentials.client.secret
+sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.config
+sasl.oauthbearer.extensions sasl.oauthbearer.grant.type
+sasl.oauthbearer.metadata.authentication.type sasl.oauthbearer.method sasl.oauthbearer.scope
+sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url sasl.password sasl.username
+security.protocol socket.blocking.max.ms socket.connection.setup.timeout.ms socket.keepalive.enable
+socket.max.fails socket.nagle.disable socket.receive.buffer.bytes socket.send.buffer.bytes
+socket.timeout.ms ssl.ca.certificate.stores ssl.ca.location ssl.ca.pem ssl.certificate.location
+ssl.certificate.pem ssl.cipher.suites ssl.crl.location ssl.curves.list
+ssl.endpoint.identification.algorithm ssl.engine.id ssl.engine.location ssl.key.location
+ssl.key.password ssl.key.pem ssl.keystore.location ssl.keystore.password ssl.providers
+ssl.sigalgs.list statistics.interval.ms topic.blacklist topic.metadata.propagation.max.ms
+topic.metadata.refresh.fast.cnt topic.metadata.refresh.fast.interval.ms
+topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+""".split()  # noqa: SIM905 - a line for each of 170 names would bury the rules below
+
+CONSUMER = """
+auto.commit.enable auto.commit.interval.ms auto.offset.reset check.crcs
+consume.callback.max.messages coordinator.query.interval.ms enable.auto.commit
+enable.auto.offset.store enable.partition.eof fetch.error.backoff.ms fetch.max.bytes
+fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms group.id
+group.instance.id group.protocol group.protocol.type group.remote.assignor heartbeat.interval.ms
+isolation.level max.partition.fetch.bytes max.poll.interval.ms max.poll.records offset.store.method
+offset.store.path offset.store.sync.interval.ms partition.assignment.strategy
+queued.max.messages.kbytes queued.min.messages session.timeout.ms share.acknowledgement.mode
+""".split()  # noqa: SIM905 - a line for each of 170 names would bury the rules below
+
+PRODUCER = """
+acks batch.num.messages batch.size compression.codec compression.level compression.type
+delivery.report.only.error delivery.timeout.ms enable.gapless.guarantee enable.idempotence linger.ms
+message.send.max.retries message.timeout.ms partitioner produce.offset.report
+queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
+queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries
+sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
+""".split()  # noqa: SIM905 - a line for each of 170 names would bury the rules below
+
+NAMES = frozenset([*BOTH, *CONSUMER, *PRODUCER])
+
+# One property, two names: a default of ours under one must give way to the user's under the other.
+ALIASES = {
+    "acks": "request.required.acks",
+    "auto.commit.enable": "enable.auto.commit",
+    "bootstrap.servers": "metadata.broker.list",
+    "compression.type": "compression.codec",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "linger.ms": "queue.buffering.max.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "max.partition.fetch.bytes": "fetch.message.max.bytes",
+    "retries": "message.send.max.retries",
+    "sasl.mechanism": "sasl.mechanisms",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}
+
+SECRETS = frozenset(
+    {
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+    }
+)
+
+FUNCTIONS = frozenset({"interceptors", "logger", "msg_order_cmp", "on_commit", "on_delivery", "opaque"})
+
+
+@dataclass(frozen=True, slots=True)
+class Managed:
+    """A property the processor sets itself; `allowed` are values that say the same."""
+
+    reason: str
+    allowed: frozenset[str] = frozenset()
+
+
+FALSE = frozenset({"false", "f", "0"})
+TRUE = frozenset({"true", "t", "1"})
+
+MANAGED = {
+    "enable.auto.commit": Managed(
+        "must stay false: offsets may only move in the transaction that publishes the outputs", FALSE
+    ),
+    "enable.auto.offset.store": Managed(
+        "must stay false: offsets may only move in the transaction that publishes the outputs", FALSE
+    ),
+    "isolation.level": Managed(
+        "must stay read_committed: aborted records would be processed, and unstable offsets trusted",
+        frozenset({"read_committed"}),
+    ),
+    "request.required.acks": Managed(
+        "must stay all: an output acknowledged by fewer replicas can vanish", frozenset({"all", "-1"})
+    ),
+    "enable.idempotence": Managed("must stay true: without it a retried send can double or reorder outputs", TRUE),
+    "transactional.id": Managed(
+        "cannot be set by hand: each worker leases its own, and two with the same one would fence each other"
+    ),
+    "group.id": Managed("cannot be set: the group is named by the key consumer"),
+    "group.instance.id": Managed("cannot be set: workers sharing this file would fence each other"),
+    "group.protocol": Managed("cannot be set here: use kafka.group_protocol"),
+    "session.timeout.ms": Managed("cannot be set here: use kafka.session_timeout_ms"),
+    "transaction.timeout.ms": Managed("cannot be set here: use kafka.transaction_timeout_ms"),
+    "auto.offset.reset": Managed(
+        "cannot be set: a lost position must never be reset silently; use kafka.start for the first start"
+    ),
+    "metadata.broker.list": Managed("cannot be set here: use kafka.bootstrap_servers"),
+    "partition.assignment.strategy": Managed(
+        "cannot be changed: only cooperative-sticky lets the other partitions go on during a rebalance",
+        frozenset({"cooperative-sticky"}),
+    ),
+    "offset.store.method": Managed(
+        "must stay broker: offsets may only move in the transaction that publishes the outputs",
+        frozenset({"broker"}),
+    ),
+    "enable.partition.eof": Managed(
+        "must stay true: where a partition ends tells that only markers are left behind the last record", TRUE
+    ),
+    "delivery.report.only.error": Managed(
+        "must stay false: every output's delivery is accounted for before its transaction commits", FALSE
+    ),
+    "plugin.library.paths": Managed("cannot be set: a plugin's code could undo every other rule here"),
+}
+
+END = "processor.end.of.properties"
+
+
+def canonical(name: str) -> str:
+    return ALIASES.get(name, name)
+
+
+def refusal(table: Table, name: str, value: str | float | bool | SecretStr) -> str | None:
+    """Why this property cannot be used in this table, or None. Makes no client and no connection."""
+    if name.endswith("_cb") or name in FUNCTIONS:
+        return "takes a function, which a configuration file cannot give"
+    managed = MANAGED.get(canonical(name))
+    if managed is not None:
+        return None if as_text(value).lower() in managed.allowed else managed.reason
+    if refused := _ask(name, value):
+        return refused
+    if canonical(name) == "max.in.flight.requests.per.connection" and int(as_text(value)) > 5:
+        return "must be at most 5: an idempotent producer cannot keep more requests in order"
+    if table == "consumer" and name in PRODUCER:
+        return f"is a producer property: move it to kafka.producer.{name}"
+    if table == "producer" and name in CONSUMER:
+        return f"is a consumer property: move it to kafka.consumer.{name}"
+    return None
+
+
+def applies(name: str, role: Literal["consumer", "producer"]) -> bool:
+    """Whether librdkafka uses this property in such a client; the other one would only warn about it."""
+    return name not in (PRODUCER if role == "consumer" else CONSUMER)
+
+
+def from_variable(segment: str) -> str:
+    """The property meant by the end of an environment variable: `SASL_PASSWORD` is `sasl.password`."""
+    plain = segment.lower()
+    file = plain.removesuffix("_file")
+    for name in NAMES:
+        if re.sub(r"[.-]", "_", name) == plain:
+            return name
+        if file != plain and name in SECRETS and name.replace(".", "_") == file:
+            return f"{name}_file"
+    return plain.replace("_", ".")
+
+
+def nearest(name: str) -> str | None:
+    usable = sorted(known for known in NAMES if canonical(known) not in MANAGED)
+    found = difflib.get_close_matches(name, usable, n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def misfit(role: Literal["consumer", "producer"], config: dict[str, Any]) -> str | None:
+    """Why librdkafka refuses the whole, such as an unreadable certificate or two timeouts that clash.
+
+    It has to build a client to tell. That one gets no broker and no SASL, so it connects to nothing,
+    asks nobody for a token, and is gone when this returns.
+    """
+    offline = {
+        name: value
+        for name, value in config.items()
+        if not name.startswith("sasl.") and name not in ("bootstrap.servers", "enable.metrics.push")
+    }
+    protocol = str(config.get("security.protocol", "plaintext")).upper()
+    offline["security.protocol"] = protocol.removeprefix("SASL_")
+    silent = logging.Logger("processor.settings.librdkafka", level=logging.CRITICAL + 1)
+    try:
+        if role == "consumer":
+            Consumer(offline, logger=silent).close()
+        else:
+            Producer(offline, logger=silent)
+    except KafkaException as error:
+        return " ".join(str(error.args[0].str()).split())
+    return None
+
+
+def _ask(name: str, value: str | float | bool | SecretStr) -> str | None:
+    # Properties are set in order, so an unknown one at the end stops librdkafka before it builds a client,
+    # and everything before it has been judged.
+    try:
+        Producer({name: as_text(value), END: ""})
+    except KafkaException as error:
+        answer = str(error.args[0].str())
+    if END in answer:
+        return None
+    if answer.startswith("No such configuration property"):
+        hint = nearest(name)
+        return "unknown librdkafka property" + (f"; did you mean {hint}?" if hint else "")
+    if name in SECRETS:
+        return "librdkafka refuses this value"
+    return f"librdkafka refuses this value: {answer}"
+
+
+def as_text(value: str | float | bool | SecretStr) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
