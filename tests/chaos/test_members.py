@@ -98,6 +98,7 @@ def test_workers_that_lose_all_connections_to_postgres_at_once_do_not_fence_each
     verifier.assert_exactly_once()
     for member in members:
         assert_never_fenced(member)
+    for member in members:  # only now: who stops leaves a slot to be tidied up by those who stay
         member.terminate()
         assert member.wait() == 0, member.tail()
 
@@ -143,6 +144,7 @@ def test_workers_do_not_fence_each_other_when_postgres_has_been_restarted(
     verifier.assert_exactly_once()
     for member in members:
         assert_never_fenced(member)
+    for member in members:  # only now: who stops leaves a slot to be tidied up by those who stay
         member.terminate()
         assert member.wait() == 0, member.tail()
 
