@@ -19,13 +19,10 @@ import structlog
 from processor import failpoints
 from processor.messages.batch import Records, assignments_of, usual
 from processor.postgres.inbox import Claims, Inbox
-from processor.postgres.session import Session
+from processor.postgres.session import Connection, Session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from asyncpg import Connection
-    from asyncpg import Record as Row
 
     from processor.kafka.reader import PartitionReader
     from processor.messages.record import Record
@@ -50,9 +47,9 @@ class ClaimAhead:
         self._other = Session(settings, "work ahead")
         self._next: Records | None = None
         self._claimed: Records | None = None  # the batch that the claim is for, when it has become the one at hand
-        self._held: tuple[Connection[Row], Claims | None] | None = None  # what was claimed for that one
+        self._held: tuple[Connection, Claims | None] | None = None  # what was claimed for that one
         self._not_before = 0.0
-        self._claim: asyncio.Task[tuple[Connection[Row], Claims | None]] | None = None
+        self._claim: asyncio.Task[tuple[Connection, Claims | None]] | None = None
 
     @property
     def has_next(self) -> bool:
@@ -101,7 +98,7 @@ class ClaimAhead:
         self._held, self._claim = self._claim.result(), None
         self.session, self._other = self._other, self.session
 
-    async def claims(self, connection: Connection[Row], records: Sequence[Record]) -> Claims | None:
+    async def claims(self, connection: Connection, records: Sequence[Record]) -> Claims | None:
         """What was claimed ahead of these, in the transaction that is open on this connection; None if nothing was."""
         if self._held is None:
             return None
@@ -144,7 +141,7 @@ class ClaimAhead:
         await self.session.close()
         await self._other.close()
 
-    async def _make(self, session: Session, records: Records) -> tuple[Connection[Row], Claims | None]:
+    async def _make(self, session: Session, records: Records) -> tuple[Connection, Claims | None]:
         bulk = usual(records)
         assert bulk is not None
         async with session.use() as connection:

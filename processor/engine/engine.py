@@ -35,7 +35,7 @@ class Engine:
         self._source = PartitionReader(settings, Decoder(settings, routes))
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._readiness = Readiness(settings.run.ready_file)
-        self._stalls = Stalls(settings, self._readiness)
+        self._stalls = Stalls(settings.failure.timeout_ms / 1000, settings.run.stop_timeout_ms / 1000, self._readiness)
         self._membership = Membership(settings, self._source)
         self._loop = Loop(
             settings,

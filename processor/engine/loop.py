@@ -49,13 +49,10 @@ from processor.postgres import parked_keys, sqlstates
 from processor.postgres.deadlocks import DeadlockGate
 from processor.postgres.inbox import BusyElsewhere, Claims, Inbox, PriorDelivery
 from processor.postgres.ledger import Advance, Ledger, Sent
-from processor.postgres.session import Session
+from processor.postgres.session import Connection, Session
 from processor.postgres.slots import Slot
 
 if TYPE_CHECKING:
-    from asyncpg import Connection
-    from asyncpg import Record as Row
-
     from processor.kafka.cluster import Cluster
     from processor.kafka.membership import Membership
     from processor.kafka.reader import PartitionReader
@@ -467,7 +464,7 @@ class Loop:
         await handling.run()
         return await handling.work()
 
-    async def _claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
+    async def _claim(self, connection: Connection, records: Sequence[Record]) -> Claims:
         await self._turns.begin(connection)
         failpoints.reach("before_claim")
         await parked_keys.sort_out(connection, records, park=self._parks)
@@ -565,14 +562,14 @@ class Loop:
         }
 
     async def _advance(
-        self, connection: Connection[Row], shares: dict[Assignment, Advance], sent: dict[Assignment, Sent]
+        self, connection: Connection, shares: dict[Assignment, Advance], sent: dict[Assignment, Sent]
     ) -> None:
         ours = await self._ledger.advance(connection, list(shares.values()), list(sent.values()))
         others = [str(share.partition) for share in shares.values() if share.partition not in ours]
         if others:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
 
-    async def _roll_back(self, connection: Connection[Row]) -> None:
+    async def _roll_back(self, connection: Connection) -> None:
         try:
             await connection.execute("ROLLBACK")
         except Exception as error:  # the connection is of no use; Postgres rolls back by itself

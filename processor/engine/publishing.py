@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from processor.errors import BatchAborted, ProcessorError
-from processor.kafka import positions
 from processor.kafka.producer import Offset
+from processor.messages import positions
 
 if TYPE_CHECKING:
     from processor.kafka.assignment import Assignment

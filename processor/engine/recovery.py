@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from processor.errors import Halt
-from processor.kafka.positions import CommittedOffset, Log
 from processor.messages.message import Partition
+from processor.messages.positions import CommittedOffset, Log
 from processor.postgres.ledger import LedgerRow
 
 

@@ -19,11 +19,10 @@ from processor import failpoints
 from processor.engine import recovery
 from processor.engine.publishing import still_owned
 from processor.errors import BatchAborted, Halt
-from processor.kafka import positions
-from processor.kafka.positions import CommittedOffset
 from processor.kafka.producer import Offset
-from processor.messages import stored
+from processor.messages import positions, stored
 from processor.messages.outputs import EncodedOutputs
+from processor.messages.positions import CommittedOffset
 from processor.postgres import parked_keys
 from processor.postgres.ledger import Sent
 from processor.postgres.session import end_frozen

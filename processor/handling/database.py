@@ -16,8 +16,7 @@ from processor.handling.queue import QUEUED, Queue, Queued, _Arrays, _Copy, _Eac
 from processor.postgres.sqlstates import StatementTimedOut
 
 if TYPE_CHECKING:
-    from asyncpg import Record
-    from asyncpg.prepared_stmt import PreparedStatement
+    from processor.postgres.statements import Row, Statement
 
 
 T = TypeVar("T")
@@ -39,11 +38,11 @@ class Database:
             await statement.fetch(*self._arguments(statement, args))
             return statement.get_statusmsg() or ""
 
-    async def fetch(self, sql: str, *args: Any) -> list[Record]:
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
         async with self._ready(sql) as statement:
             return await statement.fetch(*self._arguments(statement, args))
 
-    async def fetchrow(self, sql: str, *args: Any) -> Record | None:
+    async def fetchrow(self, sql: str, *args: Any) -> Row | None:
         async with self._ready(sql) as statement:
             return await statement.fetchrow(*self._arguments(statement, args))
 
@@ -116,7 +115,7 @@ class Database:
         self._queue.check(sql)
         return _Turn(self, self._queue, sql)
 
-    async def prepare(self, sql: str) -> PreparedStatement[Record]:
+    async def prepare(self, sql: str) -> Statement:
         """For a statement whose turn has come: what was queued before it goes first."""
         await self._queue.flush()
         self._queue.reach(self._owner)
@@ -132,7 +131,7 @@ class _Turn:
         self._queue = queue
         self._sql = sql
 
-    async def __aenter__(self) -> PreparedStatement[Record]:
+    async def __aenter__(self) -> Statement:
         await self._queue.one_at_a_time.acquire()
         try:
             statement = await self._database.prepare(self._sql)

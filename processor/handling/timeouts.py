@@ -38,6 +38,14 @@ class HandlerTimeout:
         self._timer: asyncio.TimerHandle | None = None
         self.expired = False
 
+    @property
+    def handler(self) -> str:
+        return self.route.name
+
+    @property
+    def timeout_seconds(self) -> float:
+        return self.route.timeout_seconds
+
     def __enter__(self) -> Self:
         self._stalls.calls.add(self)
         return self

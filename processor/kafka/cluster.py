@@ -21,8 +21,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # exported, not declared so
 
 from processor.errors import BatchAborted
-from processor.kafka.positions import CommittedOffset, Log
 from processor.messages.message import Partition
+from processor.messages.positions import CommittedOffset, Log
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]

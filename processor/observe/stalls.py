@@ -24,9 +24,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from processor.handling.registry import Route
     from processor.observe.readiness import Readiness
-    from processor.settings.config import Settings
 
 log = structlog.get_logger()
 
@@ -41,9 +39,16 @@ STUCK_SECONDS = 2.0
 class Call(Protocol):
     """Somebody who calls handlers, one after the other."""
 
-    route: Route  # of the handler that is at work
-    began: float | None  # when it was called; None if none is at work
+    began: float | None  # when the handler was called; None while none is running
     task: asyncio.Task[object]
+
+    @property
+    def handler(self) -> str:
+        """The name of the handler that is running."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long it may take."""
 
     def what(self) -> str:
         """What it is at, for people."""
@@ -58,10 +63,10 @@ class _Seen:
 
 
 class Stalls:
-    def __init__(self, settings: Settings, readiness: Readiness) -> None:
+    def __init__(self, timeout_seconds: float, grace_seconds: float, readiness: Readiness) -> None:
         self.calls: set[Call] = set()
-        self._timeout = settings.failure.timeout_ms / 1000
-        self._grace = settings.run.stop_timeout_ms / 1000
+        self._timeout = timeout_seconds
+        self._grace = grace_seconds
         self._readiness = readiness
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -101,14 +106,14 @@ class Stalls:
             self._seen[call] = _Seen(began, self._time)
             self._heard_at = self._time  # a loop in which handlers come to an end is not blocked
             return
-        seconds, timeout = self._time - seen.since, call.route.timeout_seconds
+        seconds, timeout = self._time - seen.since, call.timeout_seconds
         if seconds > timeout / 2 and not seen.said_busy:
             seen.said_busy = True
             log.warning("handler_busy", **self._told(call, seconds), timeout_seconds=timeout)
         if seconds > timeout + STUCK_SECONDS and not seen.said_stuck:
             seen.said_stuck = True
             log.error("handler_stuck", **self._told(call, seconds), ends_process_at_seconds=timeout + self._grace)
-            self._readiness.obstruct(call, f"{call.route.name} goes on past its time-out: {call.what()}")
+            self._readiness.obstruct(call, f"{call.handler} goes on past its time-out: {call.what()}")
         if seconds > timeout + self._grace:
             self._end("handler_ended_with_its_process", **self._told(call, seconds))
 
@@ -133,7 +138,7 @@ class Stalls:
         if seconds > BLOCKED_SECONDS and self._blocked is None:
             task = asyncio.current_task(self._loop)
             call = next((call for call in self._seen if call.task is task), None)
-            self._blocked = call.route.name if call else "no handler"
+            self._blocked = call.handler if call else "no handler"
             told = self._told(call, self._time - self._seen[call].since) if call else {"seconds": round(seconds, 1)}
             log.warning("event_loop_blocked", **told, where=self._where())
             self._readiness.obstruct(self, f"{self._blocked} blocks the event loop")
@@ -144,7 +149,7 @@ class Stalls:
         self._answered = True
 
     def _told(self, call: Call, seconds: float) -> dict[str, object]:
-        return {"handler": call.route.name, "at": call.what(), "seconds": round(seconds, 1)}
+        return {"handler": call.handler, "at": call.what(), "seconds": round(seconds, 1)}
 
     def _where(self) -> str:
         """From the handler to where it is, as far as it is one."""

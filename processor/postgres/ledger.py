@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-    from processor.kafka.positions import Log
+    from processor.messages.positions import Log
 
 # Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
 RAISE_EPOCH = """

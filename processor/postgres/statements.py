@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from processor import failpoints
 
 if TYPE_CHECKING:
-    from asyncpg import Connection, Record
+    import asyncpg
     from asyncpg.prepared_stmt import PreparedStatement
 
     from processor.postgres.arrays import Arrays
+    from processor.postgres.session import Connection
 
+    Row: TypeAlias = asyncpg.Record
+    Statement: TypeAlias = PreparedStatement[Row]
 
 _STATEMENTS_KEPT = 256
 
@@ -58,13 +61,13 @@ class Attention:
 class Statements:
     """Prepared statements of one connection, the least used forgotten first."""
 
-    def __init__(self, connection: Connection[Record], arrays: Arrays) -> None:
+    def __init__(self, connection: Connection, arrays: Arrays) -> None:
         self.connection = connection
         self.arrays = arrays
         self.attention = Attention()
-        self._prepared: OrderedDict[str, PreparedStatement[Record]] = OrderedDict()
+        self._prepared: OrderedDict[str, Statement] = OrderedDict()
 
-    async def prepare(self, sql: str) -> PreparedStatement[Record]:
+    async def prepare(self, sql: str) -> Statement:
         statement = self._prepared.get(sql)
         if statement is None:
             statement = self._prepared[sql] = await self.connection.prepare(sql)

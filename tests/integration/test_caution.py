@@ -10,8 +10,8 @@ import pytest
 
 from processor import Database, Messages
 from processor.handling.run import PIECE
-from processor.kafka.positions import Log
 from processor.messages.message import Partition
+from processor.messages.positions import Log
 from processor.postgres.ledger import Ledger
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql

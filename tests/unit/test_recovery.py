@@ -6,8 +6,8 @@ import pytest
 
 from processor.engine.recovery import Step, decide
 from processor.errors import Halt
-from processor.kafka.positions import CommittedOffset, Log, metadata
 from processor.messages.message import Partition
+from processor.messages.positions import CommittedOffset, Log, metadata
 from processor.postgres.ledger import LedgerRow
 
 PARTITION = Partition("orders", 3)
