@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from processor.handling.registry import Route
     from processor.observe.readiness import Readiness
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

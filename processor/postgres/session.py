@@ -15,12 +15,12 @@ from processor.errors import BatchAborted, ConnectionLost, SetupError
 from processor.postgres import rights, schemas, sqlstates
 from processor.postgres.arrays import Arrays
 from processor.postgres.statements import Statements
-from processor.settings.config import one_by_one
+from processor.settings.database import one_by_one
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
     _Connection = Connection[Record]
 else:

@@ -95,13 +95,13 @@ NOT_YET = {
     "messages.decode -> kafka.assignment.Assignment",
     "messages.decode -> service.interpreter.MANY",
     "messages.decode -> service.interpreter.breathe",
-    "messages.decode -> settings.config.Settings",
-    "messages.identity -> settings.config.MessageSettings",
+    "messages.decode -> settings.schema.Settings",
+    "messages.identity -> settings.schema.MessageSettings",
     "messages.record -> handling.effects.Effect",
     "messages.record -> handling.registry.Route",
     "messages.record -> kafka.assignment.Assignment",
     "observe.stalls -> handling.registry.Route",
-    "observe.stalls -> settings.config.Settings",
+    "observe.stalls -> settings.schema.Settings",
     "operations.check -> asyncpg: postgres/ alone uses it",
     "operations.check -> confluent_kafka: kafka/ alone uses it",
     "operations.check -> engine.failing.classify",
@@ -111,7 +111,6 @@ NOT_YET = {
     "postgres.ledger -> kafka.positions.Log",
     "postgres.migrate -> observe.logs",
     "postgres.parked_keys -> kafka.assignment.Assignment",
-    "settings.librdkafka -> confluent_kafka: kafka/ alone uses it",
 }
 
 
@@ -122,7 +121,7 @@ def test_imports_go_one_way() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("messages.outputs", "from processor.settings.config import Settings"),
+        ("messages.outputs", "from processor.settings.schema import Settings"),
         ("kafka.reader", "from processor.postgres import ledger"),
         ("observe.stalls", "if TYPE_CHECKING:\n    from processor.handling.registry import Route"),
         ("engine.loop", "import asyncpg"),
