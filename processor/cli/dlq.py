@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from processor.cli.arguments import ConfigFile, user
-from processor.settings import config
+from processor.cli.deployment import load
+from processor.settings.schema import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,11 +100,11 @@ def list_(
 
     wanted = _filter(ids, key, key_hex, type_, class_, reason, topic, partition, since, until, status)
 
-    async def act(settings: config.Settings) -> dead_letters.Listing:
+    async def act(settings: Settings) -> dead_letters.Listing:
         async with dead_letters.opened(settings) as db:
             return await dead_letters.listed(db, settings.consumer, wanted, limit)
 
-    found = asyncio.run(act(config.load(config_file)))
+    found = asyncio.run(act(load(config_file)))
     more = found.total - len(found.messages)
     if as_json:
         messages = [message | _key_as_json(message["key"]) for message in found.messages]
@@ -133,11 +134,11 @@ def show(
 
     config_file, message_id = _config_and_id(words)
 
-    async def act(settings: config.Settings) -> Row:
+    async def act(settings: Settings) -> Row:
         async with dead_letters.opened(settings) as db:
             return await dead_letters.shown(db, settings.consumer, message_id)
 
-    row = asyncio.run(act(config.load(config_file)))
+    row = asyncio.run(act(load(config_file)))
     if raw:
         sys.stdout.buffer.write(row["payload"] or b"")
         return
@@ -200,7 +201,7 @@ def redrive(
     if despite_collision and not ids:
         raise dead_letters.WrongUse("--despite-collision is for messages that are named: give their --id")
     wanted = replace(wanted, despite_collision=despite_collision)
-    settings = config.load(config_file)
+    settings = load(config_file)
 
     async def preview() -> None:
         async with dead_letters.opened(settings) as db:
@@ -268,7 +269,7 @@ def discard(
     if not yes and not sys.stdin.isatty():
         raise dead_letters.WrongUse("nobody is there to confirm: give --yes to discard without being asked")
 
-    settings = config.load(config_file)
+    settings = load(config_file)
 
     async def count() -> int:
         async with dead_letters.opened(settings) as db:

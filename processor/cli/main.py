@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.text import Text
 
 from processor.cli.arguments import ConfigFile, user
+from processor.cli.deployment import load
 from processor.cli.dlq import app as dlq_app
 from processor.errors import ConfigError, ProcessorError
 from processor.observe import logs
-from processor.settings import config
+from processor.settings.schema import Settings
 from processor.stack.cli import app as stack_app
 
 EPILOG = (
@@ -73,7 +74,7 @@ def run(
     Runs until SIGTERM or SIGINT: the current batch is committed or, after run.stop_timeout_ms, rolled back;
     what was rolled back is redelivered, not lost.
     """
-    settings = config.load(config_file)
+    settings = load(config_file)
     from processor.service import run
 
     raise typer.Exit(run.run(settings, workers) or 0)
@@ -96,7 +97,7 @@ def check(
 
     described: dict[str, Any] | None = None
     try:
-        settings = config.load(config_file)
+        settings = load(config_file)
     except ConfigError as error:
         if not as_json:
             raise
@@ -137,7 +138,7 @@ def migrate(
             word = "would apply" if dry_run else "applied"
             typer.echo(f"{word} {one.set_name}/{one.version:04}_{one.name}")
 
-    async def act(settings: config.Settings) -> None:
+    async def act(settings: Settings) -> None:
         sets = migrations.sets(settings)
         async with migrations.connected(settings) as connection:
             if dry_run:
@@ -147,7 +148,7 @@ def migrate(
                 await migrations.apply(connection, sets, tell)
 
     try:
-        asyncio.run(act(config.load(config_file)))
+        asyncio.run(act(load(config_file)))
     except ProcessorError:
         if as_json and files:
             _print_json({"dry_run": dry_run, "applied": files})
@@ -175,7 +176,7 @@ def topic_recreated(
     from processor.kafka.cluster import Cluster
     from processor.operations import dead_letters, topic_recreated
 
-    settings = config.load(config_file)
+    settings = load(config_file)
     if not (dry_run or yes or sys.stdin.isatty()):
         raise dead_letters.WrongUse("nobody is there to confirm: give --yes to begin anew without being asked")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from processor.kafka.reader import PartitionReader
     from processor.messages.record import Record
     from processor.postgres.deadlocks import DeadlockGate
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -22,7 +22,7 @@ from processor.observe.stalls import Stalls
 
 if TYPE_CHECKING:
     from processor.handling.registry import Routes
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from processor.kafka.reader import PartitionReader
     from processor.observe.readiness import Readiness
     from processor.observe.stalls import Stalls
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from processor.postgres.ledger import Ledger
     from processor.postgres.session import Session
     from processor.postgres.slots import Slot
-    from processor.settings.config import KafkaSettings
+    from processor.settings.kafka import KafkaSettings
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from processor.kafka.reader import PartitionReader
     from processor.messages.outputs import EncodedOutputs
     from processor.postgres.ledger import Advance
-    from processor.settings.config import BatchSettings
+    from processor.settings.schema import BatchSettings
 
 log = structlog.get_logger()
 

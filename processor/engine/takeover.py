@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from processor.postgres.ledger import Ledger, LedgerRow
     from processor.postgres.session import Session
     from processor.postgres.slots import Slot
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -28,7 +28,7 @@ from processor.messages.message import Message, Messages, Output, Outputs, Resul
 from processor.settings.importing import resolve
 
 if TYPE_CHECKING:
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 ANY_TYPE = "*"
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from processor.observe.stalls import Stalls
     from processor.postgres.inbox import Claims
     from processor.postgres.session import Session
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 # What Kafka adds to a record at most, besides key, value and headers.
 OUTPUT_OVERHEAD = 512

@@ -27,7 +27,7 @@ from processor.messages.positions import CommittedOffset, Log
 if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]
 
-    from processor.settings.config import KafkaSettings
+    from processor.settings.kafka import KafkaSettings
 
 TIMEOUT_SECONDS = 10.0
 

@@ -24,7 +24,7 @@ from processor.messages.message import Partition
 
 if TYPE_CHECKING:
     from processor.kafka.reader import PartitionReader
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

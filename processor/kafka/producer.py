@@ -30,7 +30,7 @@ from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID,
 from processor.service.interpreter import MANY, breathe
 
 if TYPE_CHECKING:
-    from processor.settings.config import KafkaSettings
+    from processor.settings.kafka import KafkaSettings
 
 log = structlog.get_logger()
 

@@ -29,7 +29,7 @@ from processor.messages.message import Partition
 
 if TYPE_CHECKING:
     from processor.messages.decode import Decoder
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

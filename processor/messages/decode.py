@@ -37,7 +37,7 @@ from processor.service.interpreter import MANY, breathe
 if TYPE_CHECKING:
     from processor.handling.registry import Route, Routes
     from processor.kafka.assignment import Assignment
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 # A btree entry holds some 2700 bytes; an id near that is a mistake in the producer.
 MAX_ID_CHARS = 512

@@ -21,7 +21,7 @@ from processor.messages.message import last_header, place
 
 if TYPE_CHECKING:
     from processor.messages.decode import Incoming, RawColumns
-    from processor.settings.config import MessageSettings
+    from processor.settings.schema import MessageSettings
 
 # An id or a type, or None where the strategy yields nothing.
 Found = str | None

@@ -26,11 +26,11 @@ from confluent_kafka.admin import ResourceType as Resource  # type: ignore[attr-
 from processor.engine.failing import classify
 from processor.errors import ConfigError, ProcessorError, SetupError
 from processor.handling import registry
+from processor.kafka import properties
 from processor.kafka.cluster import Cluster
 from processor.operations import topic_recreated
 from processor.postgres import migrate, rights
-from processor.settings import librdkafka
-from processor.settings.config import Settings
+from processor.settings.schema import Settings
 
 DEADLINE_SECONDS = 10.0
 # A name such as localhost may first be tried on an address nobody listens on.
@@ -187,7 +187,7 @@ def _clients(settings: Settings) -> Iterator[Finding]:
     )
     refused = False
     for role, config in roles:
-        if text := librdkafka.misfit(role, config):
+        if text := properties.misfit(role, config):
             refused = True
             line = f"{settings.source}: kafka.{role}: librdkafka refuses it: {settings.redact(text)}"
             yield Finding("configuration", f"kafka.{role}", False, line)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-    from processor.settings.config import KafkaSettings, Settings
+    from processor.settings.kafka import KafkaSettings
+    from processor.settings.schema import Settings
 
 STATUSES = ("failed", "parked", "discarded", "pending", "processing")
 REPAIRABLE = ("failed", "parked")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
     from processor.postgres.session import Session
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

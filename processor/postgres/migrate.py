@@ -25,12 +25,12 @@ import asyncpg
 from processor.errors import ConfigError, SetupError
 from processor.observe import logs
 from processor.postgres import rights, session
-from processor.settings.config import hide_password
+from processor.settings.secrets import hide_password
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 CORE = "processor"
 FILE_NAME = re.compile(r"(\d{4})_([a-z0-9][a-z0-9_]*)\.sql")

@@ -9,7 +9,7 @@ from processor.errors import SetupError
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 LIST = "processor_migrations"
 NEEDED = {

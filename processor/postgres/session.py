@@ -15,10 +15,10 @@ from processor.errors import BatchAborted, ConnectionLost, SetupError
 from processor.postgres import rights, schemas, sqlstates
 from processor.postgres.arrays import Arrays
 from processor.postgres.statements import Statements
-from processor.settings.config import one_by_one
+from processor.settings.database import one_by_one
 
 if TYPE_CHECKING:
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:

@@ -26,7 +26,7 @@ from processor.handling import registry
 from processor.observe.stalls import exit_after, exit_now
 from processor.postgres import migrate, rights
 from processor.service import interpreter, supervisor
-from processor.settings.config import Settings
+from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -1,21 +1,24 @@
-"""What librdkafka may be told: its property names, and the ones that would break the guarantee.
+"""librdkafka's properties: their names, which of them are secrets, and which would break the guarantee.
 
-librdkafka itself says whether a name exists and a value fits, so a newer release needs no change here.
-Names are listed only to suggest the nearest one and to find the property an environment variable means.
+Whether a name exists and a value fits, librdkafka itself decides (kafka/properties.py asks it), so a newer release
+needs no change here. Names are listed only to suggest the nearest one and to find the property that an environment
+variable means.
 """
 
 from __future__ import annotations
 
 import difflib
-import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from confluent_kafka import Consumer, KafkaException, Producer
 from pydantic import SecretStr
 
 Table = Literal["client", "consumer", "producer"]
+Value = str | int | float | bool | SecretStr
+# Why librdkafka refuses this value of this property, or None.
+Judge = Callable[[str, Value], str | None]
 
 BOTH = """
 allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
@@ -114,6 +117,7 @@ class Managed:
     allowed: frozenset[str] = frozenset()
 
 
+MAX_IN_FLIGHT = frozenset("12345")
 FALSE = frozenset({"false", "f", "0"})
 TRUE = frozenset({"true", "t", "1"})
 
@@ -161,23 +165,19 @@ MANAGED = {
     "plugin.library.paths": Managed("cannot be set: a plugin's code could undo every other rule here"),
 }
 
-END = "processor.end.of.properties"
-
 
 def canonical(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-def refusal(table: Table, name: str, value: str | float | bool | SecretStr) -> str | None:
-    """Why this property cannot be used in this table, or None. Makes no client and no connection."""
+def refusal(table: Table, name: str, value: Value) -> str | None:
+    """Why we refuse this property in this table, or None."""
     if name.endswith("_cb") or name in FUNCTIONS:
         return "takes a function, which a configuration file cannot give"
     managed = MANAGED.get(canonical(name))
     if managed is not None:
         return None if as_text(value).lower() in managed.allowed else managed.reason
-    if refused := _ask(name, value):
-        return refused
-    if canonical(name) == "max.in.flight.requests.per.connection" and int(as_text(value)) > 5:
+    if canonical(name) == "max.in.flight.requests.per.connection" and as_text(value) not in MAX_IN_FLIGHT:
         return "must be at most 5: an idempotent producer cannot keep more requests in order"
     if table == "consumer" and name in PRODUCER:
         return f"is a producer property: move it to kafka.producer.{name}"
@@ -209,48 +209,7 @@ def nearest(name: str) -> str | None:
     return found[0] if found else None
 
 
-def misfit(role: Literal["consumer", "producer"], config: dict[str, Any]) -> str | None:
-    """Why librdkafka refuses the whole, such as an unreadable certificate or two timeouts that clash.
-
-    It has to build a client to tell. That one gets no broker and no SASL, so it connects to nothing,
-    asks nobody for a token, and is gone when this returns.
-    """
-    offline = {
-        name: value
-        for name, value in config.items()
-        if not name.startswith("sasl.") and name not in ("bootstrap.servers", "enable.metrics.push")
-    }
-    protocol = str(config.get("security.protocol", "plaintext")).upper()
-    offline["security.protocol"] = protocol.removeprefix("SASL_")
-    silent = logging.Logger("processor.settings.librdkafka", level=logging.CRITICAL + 1)
-    try:
-        if role == "consumer":
-            Consumer(offline, logger=silent).close()
-        else:
-            Producer(offline, logger=silent)
-    except KafkaException as error:
-        return " ".join(str(error.args[0].str()).split())
-    return None
-
-
-def _ask(name: str, value: str | float | bool | SecretStr) -> str | None:
-    # Properties are set in order, so an unknown one at the end stops librdkafka before it builds a client,
-    # and everything before it has been judged.
-    try:
-        Producer({name: as_text(value), END: ""})
-    except KafkaException as error:
-        answer = str(error.args[0].str())
-    if END in answer:
-        return None
-    if answer.startswith("No such configuration property"):
-        hint = nearest(name)
-        return "unknown librdkafka property" + (f"; did you mean {hint}?" if hint else "")
-    if name in SECRETS:
-        return "librdkafka refuses this value"
-    return f"librdkafka refuses this value: {answer}"
-
-
-def as_text(value: str | float | bool | SecretStr) -> str:
+def as_text(value: Value) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, bool):

@@ -25,7 +25,7 @@ from processor.kafka.reader import PartitionReader
 from processor.messages.decode import Decoder
 from processor.messages.message import Partition
 from processor.postgres.sqlstates import StatementTimedOut
-from processor.settings import config
+from processor.settings.load import load
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import SECONDS, Bench, Sent
@@ -191,7 +191,7 @@ async def test_who_fails_while_its_write_is_on_the_way_takes_it_back_all_the_sam
 
 async def test_partition_that_is_about_to_be_read_counts_as_active(bench: MakeBench) -> None:
     b = bench()
-    settings = config.load(b.config, {})
+    settings = load(b.config, {})
     source = PartitionReader(
         settings, Decoder(settings, registry.load(settings))
     )  # never started: nobody serves its requests
@@ -246,7 +246,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
 
 async def cut_off(bench: Bench, times: int) -> None:
     """Start an engine, and end it as the service does when the time for stopping is over; so many times."""
-    settings = config.load(bench.config, {})
+    settings = load(bench.config, {})
     routes = registry.load(settings)
     for _ in range(times):
         handlers.gate.clear()

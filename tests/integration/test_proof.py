@@ -17,7 +17,7 @@ from confluent_kafka import Consumer
 from processor.errors import Fenced
 from processor.kafka.producer import Offset, TransactionalProducer
 from processor.messages.message import Partition
-from processor.settings import config
+from processor.settings.load import load
 from tests.conftest import Deploy, unique
 from tests.support.waiting import eventually
 
@@ -30,7 +30,7 @@ class Group:
     def __init__(self, deploy: Deploy, closing_all: ExitStack) -> None:
         deployed = deploy(protocol="consumer", partitions=2)
         self._topic = deployed.input_topic
-        self._settings = config.load(deployed.config, {}).kafka
+        self._settings = load(deployed.config, {}).kafka
         self._consumer = deployed.consumer
         self._closing = closing_all
 

@@ -17,7 +17,7 @@ from processor.operations import dead_letters
 from processor.postgres import migrate
 from processor.postgres.deadlocks import DeadlockGate
 from processor.postgres.session import Session
-from processor.settings import config
+from processor.settings.load import load
 from tests.integration.conftest import MakeBench
 from tests.support.bench import Sent
 
@@ -70,7 +70,7 @@ async def test_isolation_level_that_database_or_role_has_by_default_does_not_bec
     b.send([Sent({"what": "SHOW transaction_isolation"}) for _ in range(3)])
     await b.run_until_done()
     assert await b.effects() == ["read committed"] * 3
-    settings = config.load(b.config, {})
+    settings = load(b.config, {})
     control = Session(settings, "control", retried=True)
     async with control.use() as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
@@ -110,7 +110,7 @@ async def test_worker_that_waits_for_its_turn_for_many_command_timeouts_keeps_it
 
 async def test_turn_that_comes_while_postgres_is_asked_whether_it_is_waited_for_is_taken(bench: MakeBench) -> None:
     b = bench(database={"command_timeout_ms": 1_000})
-    settings = config.load(b.config, {})
+    settings = load(b.config, {})
     asked, answer = asyncio.Event(), asyncio.Event()
 
     class Slow(Session):

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from processor.engine.engine import Engine
 from processor.handling import registry
-from processor.settings import config
+from processor.settings.load import load
 from tests.support import deployments, sending
 from tests.support.sending import Place, Sent
 
@@ -56,7 +56,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self, engines: int = 1, environ: Mapping[str, str] | None = None) -> AsyncIterator[None]:
-        settings = config.load(self.config, environ or {})
+        settings = load(self.config, environ or {})
         routes = registry.load(settings)
         started = [Engine(settings, routes) for _ in range(engines)]
         tasks = [asyncio.create_task(engine.run()) for engine in started]

@@ -103,7 +103,6 @@ NOT_YET = {
     "operations.topic_recreated -> asyncpg: postgres/ alone uses it",
     "postgres.migrate -> observe.logs",
     "postgres.parked_keys -> kafka.assignment.Assignment",
-    "settings.librdkafka -> confluent_kafka: kafka/ alone uses it",
 }
 
 
@@ -114,7 +113,8 @@ def test_imports_go_one_way() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("messages.outputs", "from processor.settings.config import Settings"),
+        ("messages.outputs", "from processor.kafka.reader import PartitionReader"),
+        ("settings.schema", "from processor.messages.message import Partition"),
         ("kafka.reader", "from processor.postgres import ledger"),
         ("observe.stalls", "if TYPE_CHECKING:\n    from processor.handling.registry import Route"),
         ("engine.loop", "import asyncpg"),

@@ -20,7 +20,7 @@ from benchmarks.results import Ceiling, Results
 from benchmarks.soak import Soak
 from benchmarks.subjects import SUBJECTS, Processor
 from benchmarks.workload import Order
-from processor.settings import config
+from processor.settings.load import load
 
 ORDERS = {"o-1": Order("sku-1", 2), "o-2": Order("sku-1", 3), "o-3": Order("sku-2", 1)}
 STOCK = {"sku-1": 5, "sku-2": 1}
@@ -270,7 +270,7 @@ def test_orders_are_the_same_every_time_and_have_the_wanted_size() -> None:
 def test_the_processor_accepts_the_configuration_that_is_written_for_it(subject: Processor, tmp_path: Path) -> None:
     path = tmp_path / "bench.toml"
     path.write_text(subject.config(Job("localhost:9092", "postgresql://localhost/bench", "orders", "out", "bench")))
-    settings = config.load(path, environ={})
+    settings = load(path, environ={})
     assert settings.consumer == "bench"
     assert settings.batch.max_messages == 2000
 
@@ -280,7 +280,7 @@ def test_the_processor_accepts_the_profiles_of_rebalances(profile: Profile, tmp_
     path = tmp_path / "bench.toml"
     job = Job("localhost:9092", "postgresql://localhost/bench", "orders", "out", "bench")
     path.write_text(profile.subject().config(job))
-    settings = config.load(path, environ={})
+    settings = load(path, environ={})
     assert settings.kafka.group_protocol == profile.kafka["group_protocol"]
 
 

@@ -13,13 +13,9 @@ from processor.errors import ConfigError, Reject, Retry, Unavailable
 from processor.handling.timeouts import HandlerTimedOut
 from processor.kafka.producer import ProducerAction, action_after
 from processor.postgres import sqlstates
-from processor.settings.config import (
-    DatabaseSettings,
-    FailureSettings,
-    HandlerSettings,
-    KafkaSettings,
-    Settings,
-)
+from processor.settings.database import DatabaseSettings
+from processor.settings.kafka import KafkaSettings
+from processor.settings.schema import FailureSettings, HandlerSettings, Settings
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,13 @@ from confluent_kafka import cimpl
 from pydantic import ValidationError
 
 from processor.errors import ConfigError
+from processor.kafka import properties
 from processor.settings import librdkafka
-from processor.settings.config import (
-    BatchSettings,
-    KafkaSettings,
-    RetrySettings,
-    Settings,
-    hide_password,
-    load,
-    one_by_one,
-)
+from processor.settings.database import one_by_one
+from processor.settings.kafka import KafkaSettings
+from processor.settings.load import load
+from processor.settings.schema import BatchSettings, RetrySettings, Settings
+from processor.settings.secrets import hide_password
 from tests.support.command import processor
 
 PASSWORD = "correct-horse-battery"
@@ -52,7 +49,7 @@ def toml(
 def settings(tmp_path: Path, text: str = "", environ: dict[str, str] | None = None) -> Settings:
     file = tmp_path / "orders.toml"
     file.write_text(text or toml())
-    return load(file, environ or {})
+    return load(file, environ or {}, properties.refusal)
 
 
 @dataclass(frozen=True)
@@ -367,7 +364,7 @@ def test_a_bad_configuration_is_refused_in_one_line_that_names_file_and_key(
     bad = BAD[name]
     Path("orders.toml").write_text(bad.text or toml())
     with pytest.raises(ConfigError) as caught:
-        load("orders.toml", bad.environ)
+        load("orders.toml", bad.environ, properties.refusal)
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"orders.toml: {bad.key}: ")
     assert bad.says in line
@@ -626,8 +623,8 @@ def test_the_producer_gets_what_exactly_once_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_librdkafka_takes_what_we_give_it(protocol: str) -> None:
     kafka = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1", "group_protocol": protocol})
-    assert librdkafka.misfit("consumer", kafka.consumer_config("a")) is None
-    assert librdkafka.misfit("producer", kafka.producer_config("a-0")) is None
+    assert properties.misfit("consumer", kafka.consumer_config("a")) is None
+    assert properties.misfit("producer", kafka.producer_config("a-0")) is None
 
 
 @pytest.mark.parametrize(
@@ -642,7 +639,7 @@ def test_librdkafka_takes_what_we_give_it(protocol: str) -> None:
     ],
 )
 def test_settings_that_clash_are_found_offline(role: str, config: dict[str, object], says: str) -> None:
-    assert says in str(librdkafka.misfit(role, config))  # type: ignore[arg-type]
+    assert says in str(properties.misfit(role, config))  # type: ignore[arg-type]
 
 
 def test_asyncpg_gets_timeouts_tls_and_server_settings(tmp_path: Path) -> None:
@@ -715,7 +712,7 @@ def properties_of_librdkafka(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux shows them")
 def test_asking_librdkafka_about_a_property_makes_no_client() -> None:
     threads = len(list(Path("/proc/self/task").iterdir()))
-    assert librdkafka.refusal("client", "socket.timeout.ms", 5000) is None
+    assert properties.refusal("socket.timeout.ms", 5000) is None
     assert len(list(Path("/proc/self/task").iterdir())) == threads
 
 

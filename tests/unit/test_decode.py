@@ -15,7 +15,7 @@ from processor.errors import ConfigError
 from processor.handling.registry import Route, Routes, _signature, _value_readers
 from processor.messages.decode import MAX_STORED_ID_CHARS, REDRIVE, Decoder, Incoming
 from processor.messages.record import Record
-from processor.settings.config import MessageSettings, Settings
+from processor.settings.schema import MessageSettings, Settings
 from tests.support.assignments import assignment
 
 

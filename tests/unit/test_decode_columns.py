@@ -28,7 +28,7 @@ from processor.messages.decode import (
 from processor.messages.formats.json import _DIGITS
 from processor.messages.message import Partition
 from processor.messages.record import Record
-from processor.settings.config import MessageSettings, Settings
+from processor.settings.schema import MessageSettings, Settings
 from tests.support.assignments import assignment
 
 MAX_BYTES = 4000

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from processor.cli import dlq
+from processor.kafka import properties
 from processor.operations import dead_letters
 from processor.operations.dead_letters import Filter, WrongUse
-from processor.settings import config, librdkafka
+from processor.settings.load import load
 from tests.support.command import processor
 
 NOW = datetime(2025, 3, 1, 12, tzinfo=UTC)
@@ -72,13 +73,13 @@ def test_headers_come_back_byte_for_byte() -> None:
 
 
 def test_producer_is_idempotent_without_transactions_and_keeps_what_was_configured(project: Path) -> None:
-    properties = dead_letters.producer_config(config.load(project / "orders.toml", environ={}).kafka, "shop")
-    assert properties["enable.idempotence"] is True
-    assert properties["acks"] == "all"
-    assert not {"transactional.id", "transaction.timeout.ms", "delivery.report.only.error"} & properties.keys()
-    assert properties["delivery.timeout.ms"] == 7000
-    assert "message.timeout.ms" not in properties
-    assert librdkafka.misfit("producer", properties) is None
+    config = dead_letters.producer_config(load(project / "orders.toml", environ={}).kafka, "shop")
+    assert config["enable.idempotence"] is True
+    assert config["acks"] == "all"
+    assert not {"transactional.id", "transaction.timeout.ms", "delivery.report.only.error"} & config.keys()
+    assert config["delivery.timeout.ms"] == 7000
+    assert "message.timeout.ms" not in config
+    assert properties.misfit("producer", config) is None
 
 
 def test_chunks_are_bounded_by_rows_and_bytes_and_keep_the_order() -> None:

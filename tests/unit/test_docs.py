@@ -18,8 +18,8 @@ from processor.engine import recovery
 from processor.messages import letters
 from processor.messages.message import Message, Output
 from processor.operations import check
-from processor.settings import config
-from processor.settings.config import FailureSettings, Settings
+from processor.settings.load import load
+from processor.settings.schema import FailureSettings, Settings
 from processor.stack import kafka
 from processor.stack.state import Shape, State
 
@@ -62,7 +62,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_the_readme_s_handler_runs_under_its_configuration(project: Path) -> None:
-    settings = config.load(project / "shop.toml", environ={})
+    settings = load(project / "shop.toml", environ={})
     findings = check.offline(settings)
     assert [finding.text for finding in findings if finding.ok is not True] == []
     shop = importlib.import_module("shop")

@@ -10,7 +10,7 @@ import pytest
 
 from processor.messages import identity
 from processor.messages.decode import Incoming
-from processor.settings.config import MessageSettings
+from processor.settings.schema import MessageSettings
 
 
 def incoming(

@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from processor.postgres.deadlocks import FIRST_ALONE, MOST_ALONE, DeadlockGate
-from processor.settings import config
+from processor.settings.load import load
 
 ORDERS = Path(__file__).parents[2] / "config" / "orders.toml"
 
 
 @pytest.fixture
 def turns() -> DeadlockGate:
-    return DeadlockGate(config.load(ORDERS, {}), cast(Any, None))
+    return DeadlockGate(load(ORDERS, {}), cast(Any, None))
 
 
 def alone_after_deadlock(turns: DeadlockGate) -> int:

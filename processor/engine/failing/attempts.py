@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from processor.observe.stalls import Stalls
     from processor.postgres.inbox import Inbox
     from processor.postgres.session import Session
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from processor.settings.config import FailureSettings
+    from processor.settings.schema import FailureSettings
 
 
 class Budget:

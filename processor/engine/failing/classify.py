@@ -24,7 +24,7 @@ from processor.settings.importing import resolve
 
 if TYPE_CHECKING:
     from processor.messages.record import Record
-    from processor.settings.config import RetrySettings, Settings
+    from processor.settings.schema import RetrySettings, Settings
 
 FIRST_DELAY_SECONDS = 0.05
 LONGEST_DELAY_SECONDS = 5.0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from processor.observe.readiness import Readiness
     from processor.postgres.inbox import Inbox
     from processor.postgres.session import Session
-    from processor.settings.config import Settings
+    from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 

@@ -1,0 +1,149 @@
+"""`[database]`: where Postgres is, and everything that asyncpg.connect is given."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from processor.settings import librdkafka, sources
+from processor.settings.secrets import revealed
+from processor.settings.table import Milliseconds, Table, refused
+
+# What a server must be: any other value of target_session_attrs could lead to one that takes no writes.
+WRITABLE = ["read-write", "primary"]
+
+
+class TlsSettings(Table):
+    """Named as libpq and asyncpg name them; the same names work in the URL's query."""
+
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
+    sslnegotiation: Literal["postgres", "direct"] | None = None
+    sslrootcert: str | None = None
+    sslcert: str | None = None
+    sslkey: str | None = None
+    sslpassword: SecretStr | None = None
+    sslcrl: str | None = None
+    ssl_min_protocol_version: str | None = None
+    ssl_max_protocol_version: str | None = None
+
+    @field_validator("sslrootcert", "sslcert", "sslkey", "sslcrl")
+    @classmethod
+    def _is_a_file(cls, value: str | None) -> str | None:
+        if value is not None and not Path(value).is_file():
+            raise ValueError(f"{value}: no such file")
+        return value
+
+
+# BaseModel has a method of that name, long out of use; here it is the word that everybody looks for.
+warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
+
+
+class DatabaseSettings(Table):
+    url: SecretStr
+    password: SecretStr | None = None
+    schema: str | None = None  # type: ignore[assignment]
+    tls: TlsSettings = TlsSettings()
+    settings: dict[str, str] = Field(default={})
+    idle_in_transaction_timeout_ms: Milliseconds = 30_000
+    connect_timeout_ms: Milliseconds = 10_000
+    command_timeout_ms: Milliseconds = 60_000
+    migrations: tuple[Path, ...] = ()
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long a transaction is left idle at most: well below what Postgres allows."""
+        return self.idle_in_transaction_timeout_ms / 3000
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_postgres_url(cls, url: SecretStr) -> SecretStr:
+        try:
+            parts = urlsplit(url.get_secret_value())
+        except ValueError:
+            raise ValueError("is not a URL; percent-encode special characters in the password") from None
+        if parts.scheme not in ("postgres", "postgresql") or "://" not in url.get_secret_value():
+            raise ValueError("must start with postgresql:// or postgres://")
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            port = re.sub(r"^\[[^]]*]", "", host).partition(":")[2]
+            if port and not port.isdecimal():
+                raise ValueError("has a port that is no number; percent-encode special characters in the password")
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        modes = get_args(get_args(TlsSettings.model_fields["sslmode"].annotation)[0])
+        if query.get("sslmode", "prefer") not in modes:
+            raise ValueError(f"has an unknown sslmode; valid: {', '.join(modes)}")
+        if "," in query.get("host", ""):
+            raise ValueError("names several hosts in its query; name them before the path, as in postgresql://a,b/db")
+        if query.get("target_session_attrs", WRITABLE[0]) not in WRITABLE:
+            raise ValueError(f"has a target_session_attrs other than {' or '.join(WRITABLE)}: the processor writes")
+        for name, value in query.items():
+            if reason := _unsafe_server_setting(name, value):
+                raise ValueError(f"{name} in its query {reason}")
+        return url
+
+    @field_validator("schema")
+    @classmethod
+    def _is_a_plain_name(cls, schema: str | None) -> str | None:
+        if schema is not None and (not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_")):
+            raise ValueError("must be a name of small letters, digits and _, which does not begin with pg_")
+        return schema
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _server_settings(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError("must be a table of Postgres settings")  # noqa: TRY004 - pydantic's protocol
+        settings = {name: librdkafka.as_text(item) for name, item in sources.flatten(value)}
+        problems = [(name, reason) for name, item in settings.items() if (reason := _unsafe_server_setting(name, item))]
+        if problems:
+            raise refused(problems)
+        return settings
+
+    def connect_kwargs(self, consumer: str) -> dict[str, Any]:
+        """Everything asyncpg.connect is given."""
+        dsn = self.url.get_secret_value()
+        tls = {name: revealed(value) for name, value in self.tls if value is not None}
+        if tls:
+            dsn += ("&" if urlsplit(dsn).query else "?") + urlencode(tls, quote_via=quote)
+        in_url = parse_qs(urlsplit(dsn).query)
+        defaults = {
+            "application_name": f"processor:{consumer}",
+            "idle_in_transaction_session_timeout": str(self.idle_in_transaction_timeout_ms),
+            # For single statements; batches say it themselves.
+            "default_transaction_isolation": "read committed",
+        }
+        server_settings = {name: value for name, value in defaults.items() if name not in in_url}
+        kwargs: dict[str, Any] = {
+            "dsn": dsn,
+            # Also of a single host, whose name may lead to another server after a failover: a lock that is taken on a
+            # reader keeps nobody from taking it on the writer.
+            "target_session_attrs": in_url.get("target_session_attrs", WRITABLE)[0],
+            "timeout": self.connect_timeout_ms / 1000,
+            "command_timeout": self.command_timeout_ms / 1000,
+            "server_settings": server_settings | self.settings,
+        }
+        if self.password is not None:
+            kwargs["password"] = self.password.get_secret_value()
+        return kwargs
+
+
+def one_by_one(url: str) -> dict[str, str]:
+    """For each host that a Postgres URL names, by name, the URL that names no other."""
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return {hosts: url}
+    return {host: urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")}
+
+
+def _unsafe_server_setting(name: str, value: str) -> str | None:
+    if name == "synchronous_commit" and value.lower() in ("off", "false", "no", "0"):
+        return "must not be off: Postgres could forget a commit whose outputs are published"
+    if name == "default_transaction_isolation" and value.lower() != "read committed":
+        return "must stay read committed: a claim that waited must see the row it lost to"
+    return None

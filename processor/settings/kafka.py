@@ -1,0 +1,151 @@
+"""`[kafka]`: the broker, the group, and everything that each client of confluent_kafka is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+
+from processor.settings import librdkafka, sources
+from processor.settings.secrets import revealed
+from processor.settings.table import Milliseconds, Table, refused
+
+# A member hears of a rebalance with its next heartbeat, and partitions that move to it lie idle until then.
+HEARTBEAT_MS = 250
+
+
+class KafkaSettings(Table):
+    bootstrap_servers: str = Field(min_length=1)
+    start: Literal["earliest", "latest", "fail"] = "earliest"
+    on_database_behind: Literal["halt", "reapply"] = "halt"
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    session_timeout_ms: Milliseconds = 10_000
+    static_membership: bool = False
+    transaction_timeout_ms: int = Field(default=15_000, ge=1_000, le=900_000)
+    revoke_timeout_ms: Milliseconds = 5_000
+    client: dict[str, librdkafka.Value] = Field(default={})
+    consumer: dict[str, librdkafka.Value] = Field(default={})
+    producer: dict[str, librdkafka.Value] = Field(default={})
+
+    @field_validator("session_timeout_ms")
+    @classmethod
+    def _decided_by_the_broker(cls, value: int, info: ValidationInfo) -> int:
+        if info.data.get("group_protocol") == "consumer":
+            raise ValueError(
+                "cannot be set with group_protocol = consumer: the broker decides (group.consumer.session.timeout.ms)"
+            )
+        return value
+
+    @field_validator("static_membership")
+    @classmethod
+    def _of_the_classic_protocol(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("group_protocol") == "consumer":
+            raise ValueError("needs group_protocol = classic")
+        return value
+
+    @field_validator("client", "consumer", "producer", mode="before")
+    @classmethod
+    def _properties(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError("must be a table of librdkafka properties")  # noqa: TRY004 - pydantic's protocol
+        table: Any = info.field_name
+        properties: dict[str, librdkafka.Value] = {}
+        problems: list[tuple[str, str]] = []
+        for name, item in sources.flatten(value):
+            if item is None:  # its secret file could not be read, which is reported already
+                continue
+            if not isinstance(item, (str, int, float, SecretStr)):
+                problems.append((name, "must be a string, a number or a boolean"))
+            elif reason := librdkafka.refusal(table, name, item):
+                problems.append((name, reason))
+            else:
+                hide = name in librdkafka.SECRETS and not isinstance(item, SecretStr)
+                properties[name] = SecretStr(str(item)) if hide else item
+        if problems:
+            raise refused(problems)
+        return properties
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """How often a member of a group with the classic protocol asks whether something has changed."""
+        own = {**self.client, **self.consumer}.get("heartbeat.interval.ms")
+        return (self._heartbeat_ms if own is None else int(str(own))) / 1000
+
+    @property
+    def _heartbeat_ms(self) -> int:
+        return min(HEARTBEAT_MS, self.session_timeout_ms // 3)
+
+    def consumer_config(self, consumer: str, instance: str | None = None) -> dict[str, Any]:
+        """Everything confluent_kafka.Consumer is given; with the name of an `instance` it is a static member."""
+        fixed: dict[str, Any] = {
+            "group.id": consumer,
+            "group.protocol": self.group_protocol,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+        }
+        if self.group_protocol == "classic":
+            fixed["partition.assignment.strategy"] = "cooperative-sticky"
+            fixed["session.timeout.ms"] = self.session_timeout_ms
+        if instance is not None:
+            fixed["group.instance.id"] = instance
+        defaults: dict[str, Any] = {
+            "client.id": consumer,
+            "queued.max.messages.kbytes": 16_384,
+            # A full queue is asked about again after this; librdkafka's own second limits large messages to 30 MB/s.
+            "fetch.queue.backoff.ms": 50,
+            # A partition that is read again, as after a wait, has its turn when the broker has answered what was asked
+            # before. That takes it this long while nothing comes in, by default half a second.
+            "fetch.wait.max.ms": 100,
+        }
+        if self.group_protocol == "classic":
+            defaults["heartbeat.interval.ms"] = self._heartbeat_ms
+        return self._config("consumer", defaults, fixed)
+
+    def producer_config(self, transactional_id: str) -> dict[str, Any]:
+        """Everything confluent_kafka.Producer is given."""
+        fixed = {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": self.transaction_timeout_ms,
+            "enable.idempotence": True,
+            "acks": "all",
+            # With the default, librdkafka 2.16 never returns from send_offsets_to_transaction when the last known
+            # broker dies during the call, whatever its time-out.
+            "metadata.recovery.strategy": "none",
+        }
+        defaults = {
+            "client.id": transactional_id,
+            "linger.ms": 100,  # nothing waits for it: committing a transaction flushes at once
+            "delivery.report.only.error": True,
+            # A transaction right behind another one is refused until the broker has put that one's markers in place,
+            # which takes it a few milliseconds. librdkafka's own 100 would be waited for with every batch.
+            "retry.backoff.ms": 2,
+            "compression.type": "lz4",  # outputs of a batch are alike; the broker has less to look at too
+        }
+        return self._config("producer", defaults, fixed)
+
+    def admin_config(self) -> dict[str, Any]:
+        """Everything an AdminClient is given: how to connect, nothing about reading or writing."""
+        shared = {
+            name: revealed(value)
+            for name, value in self.client.items()
+            if librdkafka.applies(name, "consumer") and librdkafka.applies(name, "producer")
+        }
+        return {"client.id": "processor-admin", **shared, "bootstrap.servers": self.bootstrap_servers}
+
+    def _config(
+        self, role: Literal["consumer", "producer"], defaults: dict[str, Any], fixed: dict[str, Any]
+    ) -> dict[str, Any]:
+        own = self.consumer if role == "consumer" else self.producer
+        given = {name: value for name, value in self.client.items() if librdkafka.applies(name, role)}
+        overridden = {librdkafka.canonical(name) for name in own}
+        given = {name: value for name, value in given.items() if librdkafka.canonical(name) not in overridden}
+        given |= own
+        taken = {librdkafka.canonical(name) for name in given}
+        config = {name: value for name, value in defaults.items() if librdkafka.canonical(name) not in taken}
+        for name, value in given.items():
+            if librdkafka.canonical(name) not in librdkafka.MANAGED:
+                config[name] = revealed(value)
+        return {**config, "bootstrap.servers": self.bootstrap_servers, **fixed}
