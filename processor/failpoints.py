@@ -19,7 +19,6 @@ POINTS = (
     "after_effect",
     "before_claim",
     "after_claim",
-    "after_claim_ahead",
     "after_prepare",
     "after_handlers",
     "before_ledger",

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import structlog
-
+from processor.engine import parts
 from processor.engine.loop import Loop
 from processor.errors import ProcessorError, SetupError
 from processor.kafka.cluster import Cluster
 from processor.kafka.membership import Membership
 from processor.kafka.reader import PartitionReader
 from processor.messages.decode import Decoder
-from processor.observe import stalls
+from processor.observe import logs, stalls
+from processor.observe.counters import Counters
+from processor.observe.events import Events, Started
 from processor.observe.readiness import Readiness
 from processor.observe.stalls import Stalls
 
@@ -24,28 +24,30 @@ if TYPE_CHECKING:
     from processor.handling.registry import Routes
     from processor.settings.schema import Settings
 
-log = structlog.get_logger()
-
 PROGRESS_SECONDS = 10.0
 
 
 class Engine:
     def __init__(self, settings: Settings, routes: Routes) -> None:
         self._settings = settings
-        self._source = PartitionReader(settings, Decoder(settings, routes))
+        self._counters = Counters()
+        self._emit = Events(self._counters, logs.write)
+        self.reader = PartitionReader(settings, Decoder(settings, routes.types))
         self._cluster = Cluster(settings.kafka, settings.consumer)
         self._readiness = Readiness(settings.run.ready_file)
         self._stalls = Stalls(settings.failure.timeout_ms / 1000, settings.run.stop_timeout_ms / 1000, self._readiness)
-        self._membership = Membership(settings, self._source)
-        self._loop = Loop(
+        self._membership = Membership(settings, self.reader)
+        self.parts = parts.build(
             settings,
-            self._source,
+            routes,
+            self.reader,
             self._membership,
             self._cluster,
             self._readiness,
             self._stalls,
-            acts=bool(routes.effects),
+            self._emit,
         )
+        self._loop = Loop(self.parts)
 
     def stop(self) -> None:
         """Finish the batch at hand, then leave."""
@@ -86,20 +88,20 @@ class Engine:
                     f"{self._settings.source}: handlers.{type_}.outputs: {', '.join(sorted(missing))} does not exist; "
                     "create it"
                 )
-        self._source.start()
+        self.reader.start()
         if self._settings.kafka.static_membership:
-            self._membership.start(await self._loop.lease())
+            self._membership.start(await self.parts.slot.lease())
         else:
             self._membership.start()
         await self._loop.open()
         self._readiness.clear("starting")
-        log.info("started", consumer=self._settings.consumer, topics=self._settings.topics, pid=os.getpid())
+        self._emit(Started(self._settings.consumer, self._settings.topics, os.getpid()))
 
     async def _close(self) -> None:
         self._readiness.close()
         await asyncio.to_thread(self._membership.close)
-        await self._source.close()
-        await self._loop.close()
+        await self.reader.close()
+        await self.parts.close()
         await asyncio.to_thread(self._cluster.close)
         self._stalls.close()
 
@@ -107,6 +109,6 @@ class Engine:
         reported = 0
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            if self._loop.counts.records > reported:
-                reported = self._loop.counts.records
-                log.info("progress", **asdict(self._loop.counts))
+            if self._counters.records > reported:
+                reported = self._counters.records
+                self._emit(self._counters.progress())

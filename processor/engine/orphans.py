@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import structlog
-
 from processor.errors import BatchAborted, ConnectionLost
 from processor.kafka.producer import end_left_open
+from processor.observe.events import OrphansNotSeen
 
 if TYPE_CHECKING:
+    from processor.observe.events import Emit
     from processor.postgres.ledger import Ledger
     from processor.postgres.session import Session
     from processor.postgres.slots import Slot
     from processor.settings.kafka import KafkaSettings
-
-log = structlog.get_logger()
 
 LOOK_SECONDS = 0.2
 # How soon to look again where Postgres could not be asked: until then our own slot may look free.
@@ -31,8 +29,9 @@ PATIENCE_SECONDS = 5.0
 
 
 class Orphans:
-    def __init__(self, settings: KafkaSettings, session: Session, slot: Slot, ledger: Ledger) -> None:
+    def __init__(self, settings: KafkaSettings, session: Session, slot: Slot, ledger: Ledger, emit: Emit) -> None:
         self._settings = settings
+        self._emit = emit
         self._session = session
         self._slot = slot
         self._ledger = ledger
@@ -54,7 +53,7 @@ class Orphans:
                     before = leased if not gone or await self._end_all(leased) else None
                     await asyncio.sleep(LOOK_SECONDS)
             except (BatchAborted, ConnectionLost) as trouble:
-                log.debug("orphans_not_seen", reason=str(trouble))
+                self._emit(OrphansNotSeen(str(trouble)))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _leased(self) -> set[int]:

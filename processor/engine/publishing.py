@@ -1,8 +1,8 @@
 """What Postgres has committed and Kafka has not: batches published in their order, several together under a backlog.
 
 A Kafka transaction costs the brokers about as much as two thousand records do, whatever is in it. So while the next
-batch is at hand already, one that is committed waits a moment for company. What waits is safe: its outputs are
-stored, and recovery sends those that Kafka does not have. When nothing else is to be done, nothing is waited for.
+batch is there already, one that is committed waits a moment for company. What waits is safe: its outputs are stored,
+and recovery sends those that Kafka does not have. A batch that none follows is published at once.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
-
 from processor.errors import BatchAborted, ProcessorError
 from processor.kafka.producer import Offset
 from processor.messages import positions
+from processor.observe.events import PublicationFailed
 
 if TYPE_CHECKING:
-    from processor.kafka.assignment import Assignment
+    from processor.engine.partitions import OwnedPartition, Partitions
     from processor.kafka.producer import TransactionalProducer
-    from processor.kafka.reader import PartitionReader
     from processor.messages.outputs import EncodedOutputs
+    from processor.observe.events import Emit
     from processor.postgres.ledger import Advance
     from processor.settings.schema import BatchSettings
 
-log = structlog.get_logger()
-
-# So many batches share a transaction at most, and while it is under way, so many more may be committed.
+# Batches that share a transaction at most; while it is under way, as many more may be committed.
 TOGETHER = 4
 # However long a batch may linger for records: readers do not wait longer than this for outputs that are done.
 LONGEST_HOLD_SECONDS = 0.2
@@ -38,8 +35,8 @@ LONGEST_HOLD_SECONDS = 0.2
 class CommittedBatch:
     """A batch that Postgres has committed."""
 
-    shares: dict[Assignment, Advance]
-    parcels: Sequence[EncodedOutputs]
+    shares: dict[OwnedPartition, Advance]
+    outputs: Sequence[EncodedOutputs]
 
     @property
     def size(self) -> int:
@@ -47,27 +44,29 @@ class CommittedBatch:
 
 
 class PublishQueue:
-    """In the order of the batches. What goes wrong is raised to whoever waits for room or for the end."""
+    """Publishes in the order of the batches. What goes wrong is raised to those who wait for room or for the end."""
 
     def __init__(
         self,
         settings: BatchSettings,
-        source: PartitionReader,
-        publisher: TransactionalProducer,
-        tell: Callable[[], None],
+        partitions: Partitions,
+        producer: TransactionalProducer,
+        notify: Callable[[], None],
+        emit: Emit,
     ) -> None:
         self._max_bytes = settings.max_bytes
         self._hold_seconds = min(LONGEST_HOLD_SECONDS, settings.linger_ms / 1000)
-        self._source = source
-        self._publisher = publisher
-        self._tell = tell  # that something was published, or was not
+        self._partitions = partitions
+        self._producer = producer
+        self._notify = notify  # called when something was published, or was not
+        self._emit = emit
         self._waiting: list[CommittedBatch] = []
         self._sending: list[CommittedBatch] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._hurried = False
         self._failure: ProcessorError | None = None
-        self._unsent: set[Assignment] = set()  # partitions of what was not published because of it
+        self._unsent: set[OwnedPartition] = set()  # partitions of what was not published because of it
         self._moved = asyncio.Event()
 
     @property
@@ -76,8 +75,8 @@ class PublishQueue:
         return self._failure is not None or (self._task is None and not self._waiting)
 
     def add(self, batch: CommittedBatch, *, more: bool) -> None:
-        """Publish a batch; with `more` at hand, together with those that follow within a moment."""
-        self._source.use(batch.shares)
+        """Publish a batch; if there are `more`, together with those that follow within a moment."""
+        self._partitions.use(batch.shares)
         self._waiting.append(batch)
         if not more or self._enough(self._waiting):
             self.hurry()
@@ -107,7 +106,7 @@ class PublishQueue:
         if self._failure is not None:
             raise self._failure
 
-    async def abandon(self) -> set[Assignment]:
+    async def abandon(self) -> set[OwnedPartition]:
         """Leave to recovery what is not published yet; gives the partitions that it is of."""
         left = self._unsent.union(*(batch.shares for batch in self._waiting))
         self.close()
@@ -149,7 +148,7 @@ class PublishQueue:
         except ProcessorError as error:
             self._fail(error)
         except Exception as error:  # a bug; the outputs are stored, and recovery may be luckier with them
-            log.exception("publication_failed")
+            self._emit(PublicationFailed(error))
             self._fail(BatchAborted(f"publishing failed: {type(error).__name__}: {error}"))
         finally:
             self._task = None
@@ -163,26 +162,26 @@ class PublishQueue:
         self._release(self._sending)
         self._sending = []
         self._moved.set()
-        self._tell()
+        self._notify()
 
     async def _publish(self, batches: Sequence[CommittedBatch]) -> None:
-        ends = {assignment: share for batch in batches for assignment, share in batch.shares.items()}
+        ends = {partition: share for batch in batches for partition, share in batch.shares.items()}
         offsets = [
             Offset(share.partition, share.next_offset, positions.metadata(share.epoch))
-            for assignment, share in ends.items()
-            if share.next_offset >= assignment.silent_below
+            for partition, share in ends.items()
+            if share.next_offset >= partition.silent_below
         ]
-        parcels = [parcel for batch in batches for parcel in batch.parcels]
-        if offsets or parcels:
-            await self._publisher.publish(parcels, offsets, still_owned(ends))
-        for assignment, share in ends.items():
-            assignment.published = share.next_offset
+        outputs = [encoded for batch in batches for encoded in batch.outputs]
+        if offsets or outputs:
+            await self._producer.publish(outputs, offsets, still_owned(ends))
+        for partition, share in ends.items():
+            partition.published = share.next_offset
 
     def _release(self, batches: Iterable[CommittedBatch]) -> None:
         for batch in batches:
-            self._source.release(batch.shares)
+            self._partitions.release(batch.shares)
 
 
-def still_owned(assignments: Iterable[Assignment]) -> Callable[[], bool]:
-    held = list(assignments)
-    return lambda: all(assignment.owned for assignment in held)
+def still_owned(partitions: Iterable[OwnedPartition]) -> Callable[[], bool]:
+    held = list(partitions)
+    return lambda: all(partition.owned for partition in held)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from processor.errors import text_of
-from processor.messages.outcomes import Culprit
+from processor.handling.errors import HandlerError
 from processor.postgres.sqlstates import is_about_data
 from processor.postgres.statements import Statements
 
@@ -194,8 +194,8 @@ class Queue:
                 elif rows := [row for row in group.rows if row is not None]:
                     self._reached.update(group.owners)
                     await group.send(self.statements, rows)
-            except Culprit as culprit:
-                self._failed = culprit
+            except HandlerError as refused:
+                self._failed = refused
                 raise
             except Exception as error:
                 self._failed = group.failure(error)

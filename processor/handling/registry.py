@@ -12,7 +12,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, is_, itemgetter
@@ -22,31 +22,32 @@ import typing_extensions
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from processor.errors import ConfigError
-from processor.messages.decode import Incoming, RawColumns
 from processor.messages.formats.json import BadValue, may_lose_digits, parse_exactly
+from processor.messages.incoming import Incoming, RawColumns
 from processor.messages.message import Message, Messages, Output, Outputs, Result
+from processor.messages.types import MessageType, MessageTypes
 from processor.settings.importing import resolve
 
 if TYPE_CHECKING:
     from processor.settings.schema import Settings
-
-ANY_TYPE = "*"
 
 Handler = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
+    """A type of messages, and the handler that they go to."""
+
+    type: MessageType
     handler: Handler
-    name: str
-    value: Callable[[Incoming], Any]
-    values: Callable[[RawColumns], Sequence[Any] | None]  # the same for many; None if it will not do for all
     takes_batch: bool
-    inbox: bool
-    by_column: bool = False  # a batch as Messages
-    type: str = ANY_TYPE
-    effect: bool = False  # it acts outside of the database
-    timeout_seconds: float = 60.0
+    by_column: bool  # a batch as Messages
+    timeout_seconds: float
+
+    @property
+    def name(self) -> str:
+        """The handler's, for people."""
+        return self.type.handler
 
 
 class Given(NamedTuple):
@@ -62,41 +63,34 @@ class Given(NamedTuple):
 
 
 class Routes:
-    def __init__(self, by_type: dict[str, Route]) -> None:
-        self._by_type = by_type
-        self._any = by_type.get(ANY_TYPE)
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        self._routes = {route.type: route for route in routes.values()}
+        self.types = MessageTypes({name: route.type for name, route in routes.items()})
+        self.act = any(route.type.acts for route in routes.values())
 
-        self.effects = any(route.effect for route in by_type.values())
-
-    def find(self, type_: str | None) -> Route | None:
-        return self._by_type.get(type_ or "", self._any)
+    def of(self, message_type: MessageType) -> Route:
+        return self._routes[message_type]
 
 
 def load(settings: Settings) -> Routes:
     """Import every handler and read its signature; ConfigError names the key that is wrong."""
     routes = {}
-    for type_, handler in settings.handlers.items():
-        where = f"{settings.source}: handlers.{type_}"
+    for name, handler in settings.handlers.items():
+        where = f"{settings.source}: handlers.{name}"
         try:
             function = resolve(handler.call)
             takes_batch, by_column, annotation = _signature(function)
-            value, values = _value_readers(annotation)
+            read, read_all = _value_readers(annotation)
             if handler.effect and takes_batch:
                 raise ConfigError(f"{handler.call}: a handler with effect = true takes one message, not a list of them")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        timeout_ms = handler.timeout_ms or settings.failure.timeout_ms
-        routes[type_] = Route(
+        routes[name] = Route(
+            MessageType(name, handler.call, read, read_all, handler.inbox, handler.effect),
             function,
-            handler.call,
-            value,
-            values,
             takes_batch,
-            handler.inbox,
             by_column,
-            type_,
-            handler.effect,
-            timeout_ms / 1000,
+            (handler.timeout_ms or settings.failure.timeout_ms) / 1000,
         )
     return Routes(routes)
 

@@ -4,8 +4,7 @@ Its Consumer only reads: it is told which partitions, and from where. Which ones
 one, which is in the group (membership.py). All calls run on the poll thread (the client serialises calls, so that a
 call from another thread would wait for a poll to let it in).
 
-An `Assignment` is one span of owning one partition. It is made on assign, closed on revoke or
-loss, and never used again; whatever still refers to a closed one is void.
+An `Assignment` is one span of owning one partition, a `Reading` one stretch of reading it.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from processor.errors import Fenced, Halt, ProcessorError
 from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import memory
-from processor.messages.batch import Records, Span
+from processor.messages.batch import Batch, Span
 from processor.messages.message import Partition
+from processor.messages.record import Reading
 
 if TYPE_CHECKING:
     from processor.messages.decode import Decoder
@@ -69,7 +69,7 @@ class PartitionReader:
         self.buffered_bytes = 0
         self._first = 0
         self._assignments: dict[Partition, Assignment] = {}
-        self._new: list[Assignment] = []
+        self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
         self._to_begin: list[tuple[Assignment, int]] = []
         self._to_meet: set[str] = set()  # topics that are going to be read
@@ -100,7 +100,7 @@ class PartitionReader:
     def take_new(self) -> list[Assignment]:
         """Assignments that nobody has recovered yet."""
         with self._changed:
-            new, self._new = [assignment for assignment in self._new if not assignment.leaving], []
+            new, self._assigned = [assignment for assignment in self._assigned if not assignment.leaving], []
         return new
 
     @property
@@ -108,10 +108,10 @@ class PartitionReader:
         batch = self._settings.batch
         return self.buffered >= batch.max_messages or self.buffered_bytes >= batch.max_bytes
 
-    def take(self) -> Records:
+    def take(self) -> Batch:
         """The next batch: all that is there, or as much as it holds of the partitions whose turn it is.
 
-        In offset order within each. Its assignments are in use until released.
+        In offset order within each. Its partitions are in use until released.
         """
         batch = self._settings.batch
         taken: list[Span] = []
@@ -128,24 +128,22 @@ class PartitionReader:
                 size += sum(span.size for span in spans)
             self.buffered -= records
             self.buffered_bytes -= memory(taken)
-            readings = {span.assignment: span.assignment.reading for span in taken}
-            for assignment in readings:
-                assignment.users += 1
+            for reading in {span.reading for span in taken}:
+                self._assignments[reading.partition].users += 1
             self._changed.notify_all()
-        return Records(taken, readings)
+        return Batch(taken)
 
     def fetching(self) -> list[Assignment]:
         with self._changed:
             return [assignment for assignment in self._assignments.values() if assignment.fetching]
 
-    def begin(self, assignment: Assignment, offset: int) -> None:
+    def begin(self, assignment: Assignment, reading: Reading, offset: int) -> None:
         """Start, or start again, to read a partition at this offset; not one that is to be given back."""
-        assignment.position = offset
         with self._changed:
             if assignment.leaving:
                 return
             self._drop_buffer(assignment)
-            assignment.active = True
+            assignment.active, assignment.reading = True, reading
             assignment.read, assignment.empty, assignment.astray = offset, range(0), None
             self._to_begin.append((assignment, offset))
             self._changed.notify_all()
@@ -172,14 +170,6 @@ class PartitionReader:
     def owned(self) -> list[Assignment]:
         with self._changed:
             return list(self._assignments.values())
-
-    def active(self) -> list[Assignment]:
-        return [assignment for assignment in self.owned() if assignment.active]
-
-    def outdated(self, records: Records) -> list[Assignment]:
-        """Of records that were taken earlier: the partitions that were left, or are to be read again, since then."""
-        with self._changed:
-            return [a for a, reading in records.readings.items() if not a.owned or a.reading != reading]
 
     def use(self, assignments: Iterable[Assignment]) -> None:
         with self._changed:
@@ -212,7 +202,7 @@ class PartitionReader:
         with self._changed:
             for partition in partitions:
                 assignment = self._assignments[partition] = Assignment(partition)
-                self._new.append(assignment)
+                self._assigned.append(assignment)
                 self._to_meet.add(partition.topic)
             self.outside = False
         self._wake()
@@ -291,7 +281,7 @@ class PartitionReader:
 
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
-        assignment.reading += 1
+        assignment.reading = None
         self.buffered -= assignment.buffer.records
         self.buffered_bytes -= assignment.buffer.bytes
         assignment.buffer.clear()
@@ -375,11 +365,11 @@ class PartitionReader:
         decoded = []
         for partition, raws in self._by_partition(good).items():
             assignment = self._assignments.get(partition)
-            if assignment is not None and assignment.fetching:
-                decoded.append((assignment, self._decoder.decode_all(raws, assignment).spans))
+            if assignment is not None and assignment.fetching and (reading := assignment.reading) is not None:
+                decoded.append((assignment, reading, self._decoder.decode_all(raws, reading)))
         with self._changed:
-            for assignment, spans in decoded:
-                if assignment.fetching:
+            for assignment, reading, spans in decoded:
+                if assignment.reading is reading:
                     assignment.buffer.extend(spans)
                     assignment.read = spans[-1].end
                     self.buffered += sum(map(len, spans))

@@ -1,32 +1,32 @@
-"""Records in bulk: columns as long as nothing is special about any of them, an object for each where it matters.
+"""Records that are processed together: in columns while nothing is special about any of them, else in rows.
 
-Nearly all records are usual ones: decoded, with a handler and an id, never seen before. What is done with those is
-done by the column, and no object is made for any of them. Whoever has something to say about a single record (it
-failed, it has to wait, it was tried before) asks for it as a `Record`; from then on the records tell.
+Nearly all records are usual: decoded, with a handler and an id, never seen before. They are handled by the column, and
+no object is made for any of them. Where something is decided about a single record (it failed, it has to wait, it was
+tried before), `as_rows` makes a `Record` of each, once and for good: decisions are kept there, and a column would not
+know of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from processor.messages.message import Headers, Message
-from processor.messages.record import Record
+from processor.messages.message import Headers, Message, Partition
+from processor.messages.record import Reading, Record
 
 if TYPE_CHECKING:
-    from processor.handling.registry import Route
-    from processor.kafka.assignment import Assignment
+    from processor.messages.types import MessageType
 
 
 @dataclass(slots=True, eq=False)
 class ColumnSpan:
-    """Usual records of one partition in a row, all for one handler."""
+    """Consecutive usual records of one partition, all for one handler."""
 
-    assignment: Assignment
-    route: Route
+    reading: Reading
+    message_type: MessageType
     ids: list[str]
     types: list[str | None]
     keys: list[bytes | None]
@@ -40,7 +40,6 @@ class ColumnSpan:
     sizes: list[int]
     size: int = field(init=False)  # of all
     _messages: list[Message[Any]] | None = None
-    _records: list[Record] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -50,23 +49,18 @@ class ColumnSpan:
         """The offset after the last one."""
         return self.offsets[-1] + 1
 
-    @property
-    def told(self) -> bool:
-        """Whether there are records by now, which may tell something else."""
-        return self._records is not None
-
     def __post_init__(self) -> None:
         self.size = sum(self.sizes)
 
     def part(self, start: int, end: int) -> ColumnSpan:
-        """Some of them; nothing has been made of any yet."""
         if end - start == len(self):
             return self
-        return ColumnSpan(self.assignment, self.route, *(column[start:end] for column in _columns(self)))
+        return ColumnSpan(self.reading, self.message_type, *(column[start:end] for column in _columns(self)))
 
     def messages(self) -> list[Message[Any]]:
+        """Made once: handlers name them as causes, by identity."""
         if self._messages is None:
-            topic, partition = self.assignment.partition
+            topic, partition = self.reading.partition
             self._messages = list(
                 map(
                     Message,
@@ -83,23 +77,21 @@ class ColumnSpan:
             )
         return self._messages
 
-    def records(self) -> list[Record]:
-        if self._records is None:
-            self._records = list(
-                map(
-                    Record,
-                    self.messages(),
-                    self.inbox_keys,
-                    self.payloads,
-                    self.checksums,
-                    self.sizes,
-                    repeat(self.route),
-                    repeat(self.route.inbox),
-                    repeat(None),
-                    repeat(self.assignment),
-                )
+    def rows(self) -> list[Record]:
+        return list(
+            map(
+                Record,
+                self.messages(),
+                self.inbox_keys,
+                self.payloads,
+                self.checksums,
+                self.sizes,
+                repeat(self.message_type),
+                repeat(self.message_type.in_inbox),
+                repeat(None),
+                repeat(self.reading),
             )
-        return self._records
+        )
 
 
 _columns = attrgetter(
@@ -118,78 +110,47 @@ _columns = attrgetter(
 
 
 class RowSpan:
-    """Records of one partition in a row, some of them unusual."""
+    """Consecutive records of one partition, some of them unusual."""
 
-    def __init__(self, assignment: Assignment, records: list[Record]) -> None:
-        self.assignment = assignment
-        self.sizes = [record.size for record in records]
+    def __init__(self, reading: Reading, rows: list[Record]) -> None:
+        self.reading = reading
+        self.sizes = [record.size for record in rows]
         self.size = sum(self.sizes)
-        self._records = records
+        self._rows = rows
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._rows)
 
     @property
     def end(self) -> int:
         """The offset after the last one."""
-        return self._records[-1].next_offset
+        return self._rows[-1].next_offset
 
     def part(self, start: int, end: int) -> RowSpan:
-        return RowSpan(self.assignment, self._records[start:end])
+        return RowSpan(self.reading, self._rows[start:end])
 
-    def messages(self) -> list[Message[Any]]:
-        return [record.message for record in self._records]
-
-    def records(self) -> list[Record]:
-        return self._records
+    def rows(self) -> list[Record]:
+        return self._rows
 
 
 Span: TypeAlias = ColumnSpan | RowSpan
 
 
-class Records(Sequence[Record]):
-    """What was decoded, or what is to be processed together: partition by partition, and in order within each."""
-
-    def __init__(self, spans: list[Span], readings: dict[Assignment, int] | None = None) -> None:
-        self.spans = spans
-        self.readings = readings or {}  # which reading of each partition they are of
-        self._length = sum(map(len, spans))
-        self._records: list[Record] | None = None
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._all())
-
-    def _all(self) -> list[Record]:
-        if self._records is None:
-            self._records = [record for span in self.spans for record in span.records()]
-        return self._records
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Usual records for one handler, by the column."""
+    """A batch by the column: usual records for one handler."""
 
     spans: list[ColumnSpan]
 
     @property
-    def route(self) -> Route:
-        return self.spans[0].route
+    def message_type(self) -> MessageType:
+        return self.spans[0].message_type
 
     def __len__(self) -> int:
         return sum(map(len, self.spans))
 
     def column(self, name: str) -> list[Any]:
-        """To be looked at: it may be a span's own."""
+        """To be read only: it may be a span's own."""
         if len(self.spans) == 1:
             column: list[Any] = getattr(self.spans[0], name)
             return column
@@ -199,54 +160,69 @@ class Columns:
         return [message for span in self.spans for message in span.messages()]
 
 
-def usual(records: Sequence[Record]) -> Columns | None:
-    """These by the column, if that tells all there is to know about them."""
-    if not isinstance(records, Records) or not records.spans:
+class Batch:
+    """Partition by partition, in offset order within each. Either `columns` or `rows` has what there is to know."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.columns = _as_columns(spans)
+        self._rows: list[Record] | None = None
+        self._length = sum(map(len, spans))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Record]) -> Batch:
+        return cls([RowSpan(reading, list(run)) for reading, run in groupby(rows, key=_reading)])
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def rows(self) -> Sequence[Record]:
+        """A record each; none while the columns have all there is to know."""
+        return () if self.columns is not None else self.as_rows()
+
+    def as_rows(self) -> list[Record]:
+        """Turn the batch into rows, for good."""
+        if self._rows is None:
+            self._rows = [record for span in self.spans for record in span.rows()]
+            self.columns = None
+        return self._rows
+
+    def part(self, start: int, end: int) -> Batch:
+        """In rows, unless it is all of them."""
+        return self if end - start == len(self) else Batch.of_rows(self.as_rows()[start:end])
+
+    def messages(self) -> list[Message[Any]]:
+        return self.columns.messages() if self.columns is not None else [record.message for record in self.rows]
+
+    def readings(self) -> dict[Partition, Reading]:
+        """By partition, in the order of the records."""
+        return {span.reading.partition: span.reading for span in self.spans}
+
+    def ends(self) -> dict[Partition, int]:
+        """The offset after the last record of each partition."""
+        return {span.reading.partition: span.end for span in self.spans}
+
+    def sizes(self) -> dict[Partition, int]:
+        """How many records there are of each partition."""
+        sizes: dict[Partition, int] = {}
+        for span in self.spans:
+            sizes[span.reading.partition] = sizes.get(span.reading.partition, 0) + len(span)
+        return sizes
+
+    def stretches(self) -> list[tuple[Partition, int, int]]:
+        """Which partition's records stand from where to where."""
+        ends = accumulate(map(len, self.spans))
+        return [(span.reading.partition, end - len(span), end) for span, end in zip(self.spans, ends, strict=True)]
+
+
+def _as_columns(spans: Sequence[Span]) -> Columns | None:
+    columns = [span for span in spans if isinstance(span, ColumnSpan)]
+    if not columns or len(columns) < len(spans):
         return None
-    spans = [span for span in records.spans if isinstance(span, ColumnSpan) and not span.told]
-    if len(spans) < len(records.spans) or any(span.route is not spans[0].route for span in spans):
+    if any(span.message_type is not columns[0].message_type for span in columns):
         return None
-    return Columns(spans)
+    return Columns(columns)
 
 
-def told(records: Sequence[Record]) -> Sequence[Record]:
-    """Those about which there may be something to tell: none of usual ones."""
-    return () if usual(records) is not None else records
-
-
-def messages_of(records: Sequence[Record]) -> list[Message[Any]]:
-    bulk = usual(records)
-    return bulk.messages() if bulk is not None else [record.message for record in records]
-
-
-def assignments_of(records: Sequence[Record]) -> list[Assignment]:
-    """In their order."""
-    return list(ends_of(records))
-
-
-def ends_of(records: Sequence[Record]) -> dict[Assignment, int]:
-    """The offset after the last record of each partition."""
-    if (bulk := usual(records)) is not None:
-        return {span.assignment: span.end for span in bulk.spans}
-    return {record.assignment: record.next_offset for record in records}
-
-
-def sizes_of(records: Sequence[Record]) -> dict[Assignment, int]:
-    """How many there are of each partition."""
-    sizes: dict[Assignment, int] = {}
-    for assignment, start, end in stretches_of(records):
-        sizes[assignment] = sizes.get(assignment, 0) + end - start
-    return sizes
-
-
-def stretches_of(records: Sequence[Record]) -> list[tuple[Assignment, int, int]]:
-    """Whose records are from where to where."""
-    if isinstance(records, Records):
-        lengths = [(span.assignment, len(span)) for span in records.spans]
-    else:
-        lengths = [(assignment, len(list(run))) for assignment, run in groupby(map(_assignment, records))]
-    ends = accumulate(length for _, length in lengths)
-    return [(assignment, end - length, end) for (assignment, length), end in zip(lengths, ends, strict=True)]
-
-
-_assignment = attrgetter("assignment")
+_reading = attrgetter("reading")

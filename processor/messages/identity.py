@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from processor.messages.message import last_header, place
 
 if TYPE_CHECKING:
-    from processor.messages.decode import Incoming, RawColumns
+    from processor.messages.incoming import Incoming, RawColumns
     from processor.settings.schema import MessageSettings
 
 # An id or a type, or None where the strategy yields nothing.

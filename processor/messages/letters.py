@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from processor.messages.failure import Failure
 from processor.messages.outputs import DEAD_LETTER, Outgoing
-from processor.messages.record import Failure, Record
+from processor.messages.record import Record
 
 MAX_ERROR_CHARS = 1000
 OMITTED = b"omitted: in the inbox row"

@@ -26,9 +26,8 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel
 
-from processor.messages.batch import usual
+from processor.messages.batch import Batch
 from processor.messages.message import Headers, Output, Outputs, last_header
-from processor.messages.record import Record
 
 T = TypeVar("T")
 
@@ -142,13 +141,14 @@ class Causes:
 
     __slots__ = ("headers", "ids", "inbox_keys", "offsets")
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        if (bulk := usual(records)) is not None:
-            self.offsets: list[int] = bulk.column("offsets")
-            self.ids: list[str] = bulk.column("ids")
-            self.headers: list[Headers] = bulk.column("headers")
-            self.inbox_keys: list[bytes] = bulk.column("inbox_keys")
+    def __init__(self, batch: Batch) -> None:
+        if (columns := batch.columns) is not None:
+            self.offsets: list[int] = columns.column("offsets")
+            self.ids: list[str] = columns.column("ids")
+            self.headers: list[Headers] = columns.column("headers")
+            self.inbox_keys: list[bytes] = columns.column("inbox_keys")
         else:
+            records = batch.rows
             self.offsets = [record.message.offset for record in records]
             self.ids = [record.message.id for record in records]
             self.headers = [record.message.headers for record in records]

@@ -1,7 +1,4 @@
-"""What flows through the processor: partitions, messages as handlers see them, records as the engine does.
-
-`Message`, `Output` and their like are the handlers' interface; everything else is the engine's own.
-"""
+"""A record on its way through the engine, and the reading of a partition that it came from."""
 
 from __future__ import annotations
 
@@ -9,69 +6,55 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from processor.messages.failure import Failure
 from processor.messages.message import Message, Partition, place
 
 if TYPE_CHECKING:
-    from processor.handling.effects import Effect
-    from processor.handling.registry import Route
-    from processor.kafka.assignment import Assignment
+    from processor.messages.types import MessageType
 
 
-@dataclass(slots=True, frozen=True)
-class Failure:
-    """Why a message ends as a failed row. `reason` is a stable name, `detail` is for people.
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Reading:
+    """One reading of a partition, from where it began: what its records have in common.
 
-    What comes from outside may hold half a surrogate pair, which has no UTF-8: it is made visible here, or the
-    evidence could not be stored, and the message would come again for ever.
+    Recovery and the end of a pause begin a new one. Records of an older reading are void, because the new one
+    delivers them again.
     """
 
-    reason: str
-    detail: str
-    traceback: str | None = None
-    kind: str = "poison"  # poison, transient or bug: see failures.py
-    exception: str | None = None
-    sqlstate: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("detail", "traceback", "exception", "sqlstate"):
-            if (text := getattr(self, name)) is not None:
-                object.__setattr__(self, name, text.encode(errors="backslashreplace").decode())
-
-    @property
-    def way(self) -> tuple[str | None, ...]:
-        """Messages that fail in the same way differ in the words at most."""
-        return self.kind, self.reason, self.exception, self.sqlstate
+    partition: Partition
+    partition_id: int  # the partition's name in the inbox
+    topic_id: str  # tells a topic from another one that has had its name
+    epoch: int  # the owner's
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A record on its way: what the handler gets, the bytes as they came, and what was decided."""
+    """What the handler gets, the bytes as they came, and what was decided about them."""
 
     message: Message[Any]
     key: bytes  # in the inbox
     payload: bytes | None
     payload_hash: int
     size: int
-    route: Route | None
+    message_type: MessageType | None  # None: there is no handler for it
     in_inbox: bool  # False for a type that does without
     failure: Failure | None
-    assignment: Assignment
+    reading: Reading
     collided: bool = False
-    redriven: bool = False  # sent once more by an operator
-    foreign: bool = False  # sent once more for another consumer of the topic: not for us
+    redriven: bool = False  # an operator sent it again
+    foreign: bool = False  # an operator sent it again for another consumer of the topic: not for us
     parked: bool = False  # has to wait behind a failed message of its key
-    elsewhere: bool = False  # has its row in another partition, where it was first seen
-    alone: bool = False  # to be processed in a transaction of its own, its start on record: it has a history
+    elsewhere: bool = False  # its row is another partition's, where the message was first seen
+    alone: bool = False  # has a history: it gets a transaction of its own, and its start is put on record
     attempts: int = 0  # that failed before, as far as is known
-    starts: int = 0  # that came to no end: they took the process with them
-    begun: bool = False  # our own start is on record
+    unfinished: int = 0  # attempts that never came to an end: they took the process with them
+    begun: bool = False  # the start of our own attempt is on record
     first_failed_at: datetime | None = None
     failed_as: frozenset[tuple[str | None, ...]] = frozenset()  # the ways in which it failed for good before
-    effect: Effect | None = None  # what its handler did outside already
 
     @property
     def partition(self) -> Partition:
-        return Partition(self.message.topic, self.message.partition)
+        return self.reading.partition
 
     @property
     def next_offset(self) -> int:
@@ -79,20 +62,20 @@ class Record:
 
     @property
     def acts(self) -> bool:
-        """Whether its handler acts outside of the database."""
-        return self.route is not None and self.route.effect
+        """Whether its handler acts outside the database."""
+        return self.message_type is not None and self.message_type.acts
 
     @property
     def handler(self) -> str:
         """Its name, for people."""
-        return self.route.name if self.route else "no handler"
+        return self.message_type.handler if self.message_type else "no handler"
 
     @property
     def coordinates(self) -> str:
-        """For people; what is stored under a name needs `place`."""
+        """For people. What is stored under a name needs `place`."""
         return f"{self.message.topic}:{self.message.partition}:{self.message.offset}"
 
     @property
     def place(self) -> str:
         message = self.message
-        return place(message.topic, self.assignment.topic_id, message.partition, message.offset)
+        return place(message.topic, self.reading.topic_id, message.partition, message.offset)

@@ -18,6 +18,7 @@ import structlog
 from pydantic import SecretStr
 
 from processor.errors import ConfigError
+from processor.observe.events import Event
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "console", "json")
@@ -31,6 +32,12 @@ def get_logger(**context: Any) -> structlog.stdlib.BoundLogger:
 
 
 log = get_logger()
+
+
+def write(event: Event) -> None:
+    """Listens to the engine: one line per event."""
+    if event.severity is not None:
+        getattr(log, event.severity)(event.name, **event.data())
 
 
 def configure(environ: Mapping[str, str] | None = None) -> None:

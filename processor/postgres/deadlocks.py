@@ -46,20 +46,19 @@ class DeadlockGate:
         self._calm = 0  # batches beside others since the last deadlock, or since there was last a change for it
         self._after_deadlock = FIRST_ALONE
 
-    @property
-    def alone(self) -> bool:
-        return self._alone > 0
-
-    async def begin(self, connection: Connection[Record], *, anew: bool = False) -> None:
-        """Begin a transaction and wait for its turn, however long others take; its end gives the turn back.
+    def begin_sql(self, *, anew: bool = False) -> str:
+        """Begin a transaction, and wait for its turn; the transaction's end gives the turn back.
 
         READ COMMITTED, whatever is the default there: a claim that has waited must see the row that it lost to. `anew`
         rolls back what is open first.
         """
         shared = "" if self._alone else "_shared"
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock{shared}({self._lock})"
-        sql = f"ROLLBACK; {begin}" if anew else begin
-        begun = asyncio.ensure_future(connection.execute(sql, timeout=UNLIMITED_SECONDS))
+        return f"ROLLBACK; {begin}" if anew else begin
+
+    async def wait_for_turn(self, connection: Connection[Record], begin_sql: str) -> None:
+        """Run it, however long others take."""
+        begun = asyncio.ensure_future(connection.execute(begin_sql, timeout=UNLIMITED_SECONDS))
         waiting = True
         try:
             while not (await asyncio.wait({begun}, timeout=self._patience))[0]:

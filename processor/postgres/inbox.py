@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from processor.errors import Fenced
-from processor.messages.batch import Columns, told, usual
+from processor.messages.failure import Failure
 from processor.messages.message import Headers
-from processor.messages.outcomes import Cut
-from processor.messages.record import Failure, Record
 from processor.postgres import parked_keys, sqlstates
 
 if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-    from processor.postgres.deadlocks import DeadlockGate
+    from processor.messages.batch import Batch
+    from processor.messages.record import Record
 
 # Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
 CLAIM = """
@@ -208,65 +207,84 @@ class Claims:
         self.skipped[verdict] = self.skipped.get(verdict, 0) + 1
 
 
-class BusyElsewhere(Exception):
-    """A message is being processed by someone else under a live lease: come back later."""
+@dataclass(frozen=True, slots=True)
+class CutBefore:
+    """The batch has to end before this record: nothing was claimed."""
 
-    def __init__(self, record: Record, seconds: float | None = None) -> None:
-        super().__init__(f"message {record.message.id} is being processed elsewhere")
-        self.record = record
-        self.seconds = seconds
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BusyElsewhere:
+    """Someone else is processing a message under a live lease: nothing was claimed, come back later."""
+
+    record: Record
+    seconds: float | None = None  # until the lease runs out
 
 
 class Inbox:
-    def __init__(
-        self, key_of: Callable[[str], bytes], on_collision: str, owner: str, lease_ms: int, turns: DeadlockGate
-    ) -> None:
-        self._turns = turns
+    def __init__(self, key_of: Callable[[str], bytes], on_collision: str, owner: str, lease_ms: int) -> None:
         self._key_of = key_of
         self._on_collision = on_collision
         self._owner = owner
         self._lease = timedelta(milliseconds=lease_ms)
-        self._clean_batches = CLEAN_BATCHES  # seen in a row; a new consumer has nothing to repeat
+        self._clean_batches = CLEAN_BATCHES  # in a row without a known key; a new consumer has nothing to repeat
 
-    async def claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims:
-        """Decide for each record whether it is ours to do; those that failed or wait are claimed like any other.
+    def expects_unknown(self, count: int) -> bool:
+        """Whether a batch of this size is worth a COPY, as far as the batches before it tell."""
+        return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
 
-        Raises Cut where the batch has to end before one of them.
-        """
-        if (bulk := usual(records)) is not None and (all_of_them := await self.claim_unknown(connection, bulk)):
-            return all_of_them
+    async def claim_unknown(self, connection: Connection[Row], batch: Batch) -> Claims | None:
+        """Claim by COPY, which fails as a whole if a single key is known: then None, and so has the transaction."""
+        rows = _copied_rows(batch)
+        rows.sort()  # by key, since all begin alike
+
+        async def source() -> AsyncIterator[bytes]:
+            yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
+
+        try:
+            await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
+        except Exception as error:
+            if not sqlstates.is_known_key(error):
+                raise
+            self._clean_batches = 0
+            return None
+        return Claims(list(range(len(rows))))
+
+    async def claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims | CutBefore | BusyElsewhere:
+        """Decide for each record whether it is ours to do; those that failed or wait are claimed like any other."""
         claims = Claims()
         colliding: list[int] = []
-        by_key = _index_if_plain(records)
-        if by_key is None:
-            by_key = {}
-            for index, record in enumerate(records):
-                if record.foreign:
-                    claims.skip(PriorDelivery.DUPLICATE)
-                    continue
-                if not record.in_inbox:
-                    claims.mine.append(index)
-                    continue
-                if record.collided:
-                    colliding.append(index)
-                    continue
-                earlier = by_key.setdefault(record.key, index)
-                if earlier == index:
-                    continue
-                if records[earlier].failure is not None:
-                    # Failed already, and what failed is never cached: the batch has to end before this one.
-                    raise Cut(index)
-                if records[earlier].payload_hash == record.payload_hash:
-                    claims.skip(PriorDelivery.DUPLICATE)
-                    claims.repeated.add(earlier)
-                else:
-                    colliding.append(index)
-        lost = await self._insert_first(connection, records, by_key)
-        claims.mine += by_key.values() if not lost else [i for key, i in by_key.items() if key not in lost]
-        if lost:
-            colliding += await self._settle(connection, records, {key: by_key[key] for key in lost}, claims)
+        by_key: dict[bytes, int] = {}
+        for index, record in enumerate(records):
+            if record.foreign:
+                claims.skip(PriorDelivery.DUPLICATE)
+                continue
+            if not record.in_inbox:
+                claims.mine.append(index)
+                continue
+            if record.collided:
+                colliding.append(index)
+                continue
+            earlier = by_key.setdefault(record.key, index)
+            if earlier == index:
+                continue
+            if records[earlier].failure is not None:
+                # Failed already, and what failed is never cached: the batch has to end before this one.
+                return CutBefore(index)
+            if records[earlier].payload_hash == record.payload_hash:
+                claims.skip(PriorDelivery.DUPLICATE)
+                claims.repeated.add(earlier)
+            else:
+                colliding.append(index)
+        settled = await self._claim_keys(connection, records, by_key, claims)
+        if isinstance(settled, CutBefore | BusyElsewhere):
+            return settled
+        colliding += settled
         if colliding:
-            await self._claim_collisions(connection, records, colliding, claims)
+            settled = await self._claim_collisions(connection, records, colliding, claims)
+            if isinstance(settled, CutBefore | BusyElsewhere):
+                return settled
         claims.mine.sort()
         return claims
 
@@ -313,10 +331,10 @@ class Inbox:
         row = await connection.fetchrow(
             START,
             record.key.hex(),
-            record.assignment.source,
+            record.reading.partition_id,
             record.message.offset,
             record.payload_hash,
-            record.assignment.epoch,
+            record.reading.epoch,
             "processing" if leased else "pending",
             record.message.id,
             record.message.type,
@@ -326,14 +344,14 @@ class Inbox:
         )
         if row is None:
             return False
-        record.attempts, record.starts = max(record.attempts, row["attempts"]), row["starts"] - 1
+        record.attempts, record.unfinished = max(record.attempts, row["attempts"]), row["starts"] - 1
         record.first_failed_at = row["first_failed_at"]
         record.message.attempt = record.attempts + 1
         return True
 
     async def abandon(self, connection: Connection[Row], records: Sequence[Record], *, ended: bool) -> None:
         """Take back that attempts were begun: they came to nothing, or were cut off, but not by our death."""
-        begun = [record for record in told(records) if record.begun]
+        begun = [record for record in records if record.begun]
         if begun:
             await connection.execute(ABANDON, _uuids(record.key for record in begun), self._owner, ended)
             for record in begun:
@@ -344,10 +362,10 @@ class Inbox:
         row = await connection.fetchrow(
             NOTE,
             record.key.hex(),
-            record.assignment.source,
+            record.reading.partition_id,
             record.message.offset,
             record.payload_hash,
-            record.assignment.epoch,
+            record.reading.epoch,
             record.message.id,
             record.message.type,
             record.message.key,
@@ -380,50 +398,13 @@ class Inbox:
                 [result for _, result in results],
             )
 
-    async def _insert_first(
-        self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
-    ) -> set[bytes]:
-        """By COPY as long as no key was known. Must come first: what a failed COPY takes back is all there is."""
-        if self.copies(len(by_key)):
-            claimed = [records[index] for index in by_key.values()]
-            rows = map(_copied, repeat(4), repeat(16), by_key, *_lengthened(*_columns(claimed)))
-            if await self._copy(connection, list(rows)):
-                return set()
-        return await self._insert(connection, records, by_key)
-
-    def copies(self, count: int) -> bool:
-        """Whether so many rows are inserted by COPY."""
-        return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
-
-    async def claim_unknown(self, connection: Connection[Row], bulk: Columns) -> Claims | None:
-        """By the column, if none of them has been seen before; None, and nothing is claimed, if one has."""
-        keys = bulk.column("inbox_keys")
-        if not bulk.route.inbox or not self.copies(len(keys)) or len(set(keys)) < len(keys):
-            return None
-        rows: list[bytes] = []
-        for span in bulk.spans:
-            sources = repeat(span.assignment.source)
-            rows += map(
-                _copied, repeat(4), repeat(16), span.inbox_keys, *_lengthened(sources, span.offsets, span.checksums)
-            )
-        return Claims(list(range(len(rows)))) if await self._copy(connection, rows) else None
-
-    async def _copy(self, connection: Connection[Row], rows: list[bytes]) -> bool:
-        """Insert all rows at once; False, and the transaction begun anew, if one of the keys is known."""
-        rows.sort()  # by key, since all begin alike
-
-        async def source() -> AsyncIterator[bytes]:
-            yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
-
-        try:
-            await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
-        except Exception as error:
-            if not sqlstates.is_known_key(error):
-                raise
-            await self._turns.begin(connection, anew=True)
-            self._clean_batches = 0
-            return False
-        return True
+    async def _claim_keys(
+        self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int], claims: Claims
+    ) -> list[int] | CutBefore | BusyElsewhere:
+        """Insert a row for each key, and settle whose those are that were there already; gives what collides."""
+        known = await self._insert(connection, records, by_key)
+        claims.mine += [index for key, index in by_key.items() if key not in known]
+        return await self._settle(connection, records, {key: by_key[key] for key in known}, claims) if known else []
 
     async def _insert(
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
@@ -437,8 +418,8 @@ class Inbox:
 
     async def _settle(
         self, connection: Connection[Row], records: Sequence[Record], lost: dict[bytes, int], claims: Claims
-    ) -> list[int]:
-        """Read what is there under keys we did not get; returns the indices that collide."""
+    ) -> list[int] | CutBefore | BusyElsewhere:
+        """Read what is there under keys we did not get; gives the indices that collide."""
         colliding: list[int] = []
         to_take: dict[bytes, int] = {}
         waiting: list[Record] = []
@@ -446,7 +427,7 @@ class Inbox:
         for key, index in lost.items():
             record, row = records[index], found.get(key)
             verdict = PriorDelivery.BUSY if row is None else self._judge(record, row)
-            record.elsewhere = row is not None and row["source"] != record.assignment.source
+            record.elsewhere = row is not None and row["source"] != record.reading.partition_id
             match verdict:
                 case PriorDelivery.UNFINISHED:
                     assert row is not None
@@ -455,7 +436,7 @@ class Inbox:
                 case PriorDelivery.COLLISION:
                     colliding.append(index)
                 case PriorDelivery.BUSY:
-                    raise BusyElsewhere(record, row["lease_seconds"] if row is not None else None)
+                    return BusyElsewhere(record, row["lease_seconds"] if row is not None else None)
                 case _:
                     if verdict is PriorDelivery.PARKED and record.elsewhere:
                         waiting.append(record)
@@ -467,7 +448,7 @@ class Inbox:
         if unknown is not None:
             # It failed before, or killed whoever tried it: from now on it runs alone, and its start is put on record.
             records[unknown].alone = True
-            raise Cut(unknown)
+            return CutBefore(unknown)
         if to_take:
             rows = await connection.fetch(
                 TAKE_OVER,
@@ -478,7 +459,7 @@ class Inbox:
             taken = {row["key"].bytes: row["attempts"] for row in rows}
             for key, index in to_take.items():
                 if key not in taken:
-                    raise BusyElsewhere(records[index])
+                    return BusyElsewhere(records[index])
                 records[index].message.attempt = taken[key]
                 claims.mine.append(index)
         return colliding
@@ -486,7 +467,7 @@ class Inbox:
     def _judge(self, record: Record, row: Row) -> PriorDelivery:
         """An id belongs to the payload that came with it first, whatever has become of that one."""
         status = row["status"]
-        place = (record.assignment.source, record.message.offset)
+        place = (record.reading.partition_id, record.message.offset)
         if status in ("completed", "discarded") and (row["source"], row["offset"]) == place:
             return PriorDelivery.REDELIVERY
         if row["payload_hash"] != record.payload_hash and not record.collided:
@@ -504,11 +485,11 @@ class Inbox:
 
     async def _claim_collisions(
         self, connection: Connection[Row], records: Sequence[Record], colliding: list[int], claims: Claims
-    ) -> None:
+    ) -> list[int] | CutBefore | BusyElsewhere:
         """Same id, other payload: by policy. Failed or processed, it gets a row of its own under id and coordinates."""
         claims.collisions = [records[index] for index in colliding]
         if self._on_collision == "skip":
-            return
+            return []
         by_key = {}
         for index in colliding:
             record = records[index]
@@ -521,26 +502,36 @@ class Inbox:
                 record.message.id = f"{record.message.id}~{record.place}"
                 record.key = self._key_of(record.message.id)
             by_key[record.key] = index
-        lost = await self._insert(connection, records, by_key)
-        claims.mine += [index for key, index in by_key.items() if key not in lost]
-        if lost:
-            await self._settle(connection, records, {key: by_key[key] for key in lost}, claims)
+        return await self._claim_keys(connection, records, by_key, claims)
+
+
+def may_be_copied(batch: Batch) -> bool:
+    """Whether each record has a key of its own, and nothing about any of them asks for more than a row."""
+    if (columns := batch.columns) is not None:
+        keys = columns.column("inbox_keys")
+        return columns.message_type.in_inbox and len(set(keys)) == len(keys)
+    rows = batch.rows
+    if not all(map(_in_inbox, rows)) or any(map(_collided, rows)):
+        return False
+    return len(set(map(_key, rows))) == len(rows)
+
+
+def _copied_rows(batch: Batch) -> list[bytes]:
+    """In the binary form of COPY; each value has its length before it."""
+    rows: list[bytes] = []
+    if (columns := batch.columns) is not None:
+        for span in columns.spans:
+            of_all = repeat(span.reading.partition_id)
+            rows += map(_copied, _4, _16, span.inbox_keys, _4, of_all, _8, span.offsets, _4, span.checksums)
+    else:
+        keys = [record.key for record in batch.rows]
+        ids, offsets, hashes = _columns(batch.rows)
+        rows += map(_copied, _4, _16, keys, _4, ids, _8, offsets, _4, hashes)
+    return rows
 
 
 _in_inbox, _collided, _key = attrgetter("in_inbox"), attrgetter("collided"), attrgetter("key")
-
-
-def _index_if_plain(records: Sequence[Record]) -> dict[bytes, int] | None:
-    """The records by key, if each has one of its own and nothing is special about any: the usual case, made fast."""
-    if not all(map(_in_inbox, records)) or any(map(_collided, records)):
-        return None
-    by_key = {key: index for index, key in enumerate(map(_key, records))}
-    return by_key if len(by_key) == len(records) else None
-
-
-def _lengthened(sources: Iterable[int], offsets: Iterable[int], hashes: Iterable[int]) -> tuple[Iterable[int], ...]:
-    """Columns for `_copied`, each with its length before it."""
-    return repeat(4), sources, repeat(8), offsets, repeat(4), hashes
+_4, _8, _16 = repeat(4), repeat(8), repeat(16)
 
 
 def _row_id(record: Record) -> str:
@@ -554,7 +545,7 @@ def _uuids(keys: Iterable[bytes]) -> list[str]:
 
 def _columns(records: Sequence[Record]) -> tuple[list[int], list[int], list[int]]:
     return (
-        [record.assignment.source for record in records],
+        [record.reading.partition_id for record in records],
         [record.message.offset for record in records],
         [record.payload_hash for record in records],
     )

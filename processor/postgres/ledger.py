@@ -73,7 +73,7 @@ BEGIN_WORK = """
 """
 
 # Survives the death of a process, which is all it is for, and so need not be on disk.
-TRY = """
+MARK_IN_PROGRESS = """
     WITH unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
     UPDATE ledger SET trying = CASE WHEN $5::bigint IS NOT NULL THEN int8range($5, $6) END FROM unhurried
     WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
@@ -128,10 +128,10 @@ class LedgerRow:
     topic_id: str
     first_offset: int
     next_offset: int
-    source: int
+    partition_id: int
     unsent: Sequence[bytes] = ()  # outputs of batches that Kafka is not known to have, in their order
-    starts: int = 0  # of owners that began to work since a batch was last committed
-    suspect: range | None = None  # the offsets that were at work when the last owner died
+    unfinished_owners: int = 0  # that began to work since a batch was last committed
+    suspects: range | None = None  # the offsets that were in progress when the last owner died
     deaths: int = 0  # of owners in a row, at just those offsets
     first_epoch: int = 0  # offsets committed under an older one are of another topic, which had the name before
 
@@ -152,7 +152,7 @@ class Advance:
 class Sent(NamedTuple):
     """Below which position Kafka is known to have the outputs of a partition."""
 
-    source: int
+    partition_id: int
     epoch: int
     published: int
 
@@ -247,10 +247,12 @@ class Ledger:
             count,
         )
 
-    async def try_(self, connection: Connection[Row], partition: Partition, epoch: int, offsets: range | None) -> None:
-        """Tell which records are at work now; None when none is."""
+    async def mark_in_progress(
+        self, connection: Connection[Row], partition: Partition, epoch: int, offsets: range | None
+    ) -> None:
+        """Put on record which records are being handled now; None when none is."""
         first, end = (offsets.start, offsets.stop) if offsets else (None, None)
-        await connection.execute(TRY, self._consumer, partition.topic, partition.number, epoch, first, end)
+        await connection.execute(MARK_IN_PROGRESS, self._consumer, partition.topic, partition.number, epoch, first, end)
 
     async def advance(
         self, connection: Connection[Row], batch: Sequence[Advance], sent: Sequence[Sent]
@@ -284,4 +286,4 @@ class Ledger:
 
 
 def _columns(sent: Sequence[Sent]) -> tuple[list[int], list[int], list[int]]:
-    return [one.source for one in sent], [one.epoch for one in sent], [one.published for one in sent]
+    return [one.partition_id for one in sent], [one.epoch for one in sent], [one.published for one in sent]

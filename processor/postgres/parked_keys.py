@@ -1,8 +1,8 @@
 """Keys whose messages wait behind one that failed, so that each key is processed in order or not at all.
 
 A key is parked as long as the inbox has a row with its `parked_key`: the failed message, and those that came
-after it. The assignment remembers which keys those may be, so other keys cost a look into a set. Whatever comes
-once more, sent by an operator or read again, runs if everything before it is done, and waits again if not.
+after it. The engine remembers which keys those may be, so that other keys cost a look into a set. What comes
+again, sent by an operator or read again, runs if everything before it is done, and waits again if not.
 
 A message has one row, in the partition where it was first seen. Where it comes again in another one, that place is kept
 too. Nobody can wait for each other so: whatever a message waits for was seen before it.
@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
-
-from processor.messages.batch import assignments_of, told
 
 if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-    from processor.kafka.assignment import Assignment
+    from processor.messages.batch import Batch
+    from processor.messages.message import Partition
     from processor.messages.record import Record
 
 LOAD = """
@@ -74,42 +73,46 @@ def digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-async def load(connection: Connection[Row], assignments: Sequence[Assignment]) -> None:
-    """Let these know their parked keys."""
-    by_source = {assignment.source: assignment for assignment in assignments}
-    for assignment in assignments:
-        assignment.parked_keys = set()
-    await connection.execute(FORGET_REPEATS, list(by_source))
-    for row in await connection.fetch(LOAD, list(by_source)):
-        by_source[row["source"]].parked_keys.add(row["parked_key"])
+async def load(connection: Connection[Row], partition_ids: Sequence[int]) -> dict[int, set[bytes]]:
+    """The digests of the parked keys of each partition."""
+    found: dict[int, set[bytes]] = {partition_id: set() for partition_id in partition_ids}
+    await connection.execute(FORGET_REPEATS, list(partition_ids))
+    for row in await connection.fetch(LOAD, list(partition_ids)):
+        found[row["source"]].add(row["parked_key"])
+    return found
 
 
-async def sort_out(connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
-    """Mark the records that have to wait. `park`: also behind those that fail in this very batch."""
-    if any(map(_parked, told(records))):  # in an earlier try
-        for record in records:
+async def sort_out(
+    connection: Connection[Row], batch: Batch, parked: Mapping[Partition, set[bytes]], *, park: bool
+) -> None:
+    """Mark the records that have to wait. `park`: also behind those that fail in this very batch.
+
+    `parked`: keys of each partition that may be parked; those that turn out not to be are removed.
+    """
+    if any(map(_parked, batch.rows)):  # in an earlier try
+        for record in batch.rows:
             record.parked = False
-    may_be = any(assignment.parked_keys for assignment in assignments_of(records))
-    if not may_be and not (park and any(map(_failure, told(records)))):
+    if not any(parked.values()) and not (park and any(map(_failure, batch.rows))):
         return
-    waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by source and key: the inbox keys of what is not done
+    records = batch.as_rows()
+    waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by partition and key: the inbox keys of what is not done
     digests = {key: digest(key) for record in records if (key := record.message.key) is not None}
     asked = {
-        (record.assignment.source, digests[record.message.key]): record.assignment
+        (record.reading.partition_id, digests[record.message.key]): record.partition
         for record in records
-        if record.message.key is not None and digests[record.message.key] in record.assignment.parked_keys
+        if record.message.key is not None and digests[record.message.key] in parked[record.partition]
     }
     if asked:
         places = [list(column) for column in zip(*asked, strict=True)]
         for row in await connection.fetch(UNFINISHED, *places, len(records) + 1):
             waiting.setdefault((row["source"], row["parked_key"]), deque()).append(row["key"].bytes)
-    for place, assignment in asked.items():
+    for place, partition in asked.items():
         if place not in waiting:
-            assignment.parked_keys.discard(place[1])
+            parked[partition].discard(place[1])
     for record in records:
         if record.message.key is None or record.foreign:
             continue
-        place = (record.assignment.source, digests[record.message.key])
+        place = (record.reading.partition_id, digests[record.message.key])
         queue = waiting.get(place)
         if queue and queue[0] != record.key:
             # A collision has failed whatever is before it: parked, it would be processed when its turn comes.
@@ -124,17 +127,9 @@ async def sort_out(connection: Connection[Row], records: Sequence[Record], *, pa
 async def repeat(connection: Connection[Row], records: Sequence[Record]) -> None:
     """Keep where these, whose rows are in another partition, have come again: others wait behind them here too."""
     places = [
-        (record.assignment.source, digest(record.message.key), record.message.offset, record.key.hex())
+        (record.reading.partition_id, digest(record.message.key), record.message.offset, record.key.hex())
         for record in records
         if record.message.key is not None
     ]
     if places:
         await connection.execute(REPEAT, *(list(column) for column in zip(*places, strict=True)))
-
-
-def remember(records: Sequence[Record], *, park: bool) -> None:
-    """What was committed: these failed or wait."""
-    for record in records:
-        key = record.message.key
-        if key is not None and (park or record.parked):
-            record.assignment.parked_keys.add(digest(key))

@@ -42,21 +42,18 @@ def test_killed_at_full_speed_in_the_middle_of_a_backlog_each_order_counts_once(
     assert report.records == BACKLOG > report.orders, "without duplicates in the feed this would show less than it says"
 
 
-def test_killed_with_the_next_batch_claimed_ahead_each_order_counts_once(
+def test_killed_while_batches_are_claimed_by_copy_each_order_counts_once(
     deployment: Deploy, start: Start, subtests: pytest.Subtests
 ) -> None:
-    """With few repetitions in the feed: after one, nothing is claimed ahead for a while.
-
-    In smaller batches: behind those that take long nothing is claimed ahead either, and there are to be many of them.
-    """
+    """With few repetitions in the feed: after one, claims go row by row for a while."""
     settings = {"profile": "throughput", "batch": {"max_messages": 500}}
     deployed = deployment(handler="reserve_many", settings=settings)
     verifier = deployed.verifier()
     feed = deployed.feed(duplicates=0.00005)
     feed.send(BACKLOG)
-    for number in (1, 3):
-        with subtests.test(f"SIGKILL after_claim_ahead@{number}"):
-            doomed = start(deployed, failpoints=f"after_claim_ahead=kill@{number}")
+    for number in (2, 4):
+        with subtests.test(f"SIGKILL after_claim@{number}"):
+            doomed = start(deployed, failpoints=f"after_claim=kill@{number}")
             assert doomed.wait() == -signal.SIGKILL, doomed.tail()
     start(deployed)
     report = verifier.assert_exactly_once()

@@ -12,9 +12,8 @@ from tests.support.deployments import Deployment
 
 # Which pass of the point kills. A first pass of the Kafka steps is often the recovery itself, which then dies too.
 SECOND_KILLS = {"after_claim": 1, "after_postgres_commit": 1, "after_produce": 1, "after_offsets": 1}
-# Of effects: test_effects. Ahead of a batch only a backlog is claimed: test_full_speed. In portions: below. After an
-# operator's move: test_rewind.
-ELSEWHERE = ("after_intent", "after_effect", "after_claim_ahead", "after_portion", "after_reposition")
+# Effects: test_effects. Portions: below. After an operator's move: test_rewind.
+ELSEWHERE = ("after_intent", "after_effect", "after_portion", "after_reposition")
 POINTS = [point for point in failpoints.POINTS if point not in ELSEWHERE]
 KILLS = [(point, 3 if index % 2 else 2) for index, point in enumerate(POINTS)]
 KILLS += list(SECOND_KILLS.items())

@@ -31,7 +31,7 @@ async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the
     paused: list[bool] = []
 
     def look() -> None:
-        source = b.engines[0]._source
+        source = b.engines[0].reader
         buffered.append(source.buffered_bytes)
         paused.append(bool(source._throttled))
 
@@ -46,7 +46,7 @@ async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the
     assert set(handlers.calls.values()) == {1}
     # Each time of taking the partition raises the epoch; it was taken once.
     assert [row["epoch"] for row in await b.rows("SELECT epoch FROM ledger")] == [1]
-    assert (b.engines[0]._source.buffered_bytes, b.engines[0]._source.buffered) == (0, 0)
+    assert (b.engines[0].reader.buffered_bytes, b.engines[0].reader.buffered) == (0, 0)
 
 
 async def test_one_record_larger_than_the_whole_buffer_goes_through(bench: MakeBench) -> None:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from processor import Database, Messages
-from processor.handling.run import PIECE
+from processor.engine.crashes import PIECE
 from processor.messages.message import Partition
 from processor.messages.positions import Log
 from processor.postgres.ledger import Ledger
@@ -96,10 +96,10 @@ async def test_suspects_that_have_come_through_are_history(bench: MakeBench) -> 
     await after_a_death(b, suspect="[70,76)")
     for _ in ("this owner", "the next one"):
         async with b.running():
-            source = b.engines[0]._source
-            await b.until(lambda: [a.known for a in source.owned()] == [True] * PARTITIONS, "recovered")  # noqa: B023
+            ours = b.engines[0].parts.partitions
+            await b.until(lambda: [p.recovered for p in ours.owned()] == [True] * PARTITIONS, "recovered")  # noqa: B023
             await b.done()
-            assert [a.suspect for a in source.owned()] == [None] * PARTITIONS
+            assert [p.crashes.suspects for p in ours.owned()] == [None] * PARTITIONS
     assert sql.value(b.database, "SELECT count(*) FROM ledger WHERE suspect IS NOT NULL OR deaths > 0") == 0
 
 
@@ -110,11 +110,11 @@ async def test_who_lives_on_is_not_counted_as_dead(bench: MakeBench) -> None:
     ledger, partition = Ledger(b.consumer, "us"), Partition(b.input, 0)
     await ledger.create(connection, partition, 1, 0, Log("topic id", 0, 0), 0)
     for epoch in (1, 2):
-        await ledger.try_(connection, partition, epoch, range(5, 6))
+        await ledger.mark_in_progress(connection, partition, epoch, range(5, 6))
         row = (await ledger.raise_epochs(connection, {partition: 0}, 0, alive={partition}))[partition]
-        assert (row.epoch, row.suspect, row.deaths) == (epoch + 1, None, 0)
+        assert (row.epoch, row.suspects, row.deaths) == (epoch + 1, None, 0)
     for epoch in (3, 4):
-        await ledger.try_(connection, partition, epoch, range(5, 6))
+        await ledger.mark_in_progress(connection, partition, epoch, range(5, 6))
         row = (await ledger.raise_epochs(connection, {partition: 0}, 0))[partition]
-        assert (row.epoch, row.suspect, row.deaths) == (epoch + 1, range(5, 6), epoch - 2)
+        assert (row.epoch, row.suspects, row.deaths) == (epoch + 1, range(5, 6), epoch - 2)
     await connection.close()

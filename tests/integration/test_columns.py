@@ -55,7 +55,7 @@ async def in_one_batch(bench: Bench, records: Sequence[Sent]) -> None:
     bench.send([Sent({"what": "gate"}, b"gate", "G", "gate")])
     await bench.until(lambda: handlers.calls["gate"], "busy")
     bench.send(records)
-    source = bench.engines[0]._source
+    source = bench.engines[0].reader
     await bench.until(lambda: source.buffered == len(records), "all of them read")
     handlers.gate.set()
 

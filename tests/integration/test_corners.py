@@ -32,6 +32,7 @@ from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.command import processor
 from tests.support.deployments import PROJECT
 from tests.support.logs import events
+from tests.support.readings import reading
 
 THREE = {"attempts": 3, "first_delay_ms": 20, "max_delay_ms": 50}
 SOON = {"lease_ms": 300, "reap_ms": 100}
@@ -48,7 +49,7 @@ async def in_one_batch(bench: Bench, records: Sequence[Sent], gate: str = "gate"
     bench.send([Sent({"what": gate}, b"gate", "G", gate)])
     await bench.until(lambda: handlers.calls[gate], "busy")
     bench.send(records)
-    source = bench.engines[0]._source
+    source = bench.engines[0].reader
     await bench.until(lambda: source.buffered == len(records), "all of them read")
     handlers.gate.set()
 
@@ -193,15 +194,15 @@ async def test_partition_that_is_about_to_be_read_counts_as_active(bench: MakeBe
     b = bench()
     settings = load(b.config, {})
     source = PartitionReader(
-        settings, Decoder(settings, registry.load(settings))
+        settings, Decoder(settings, registry.load(settings).types)
     )  # never started: nobody serves its requests
     assignment = Assignment(Partition(b.input, 0))
     source._assignments[assignment.partition] = assignment
-    assert source.active() == []
-    source.begin(assignment, 0)
-    assert (source.active(), source.fetching()) == ([assignment], [])
+    assert not assignment.active
+    source.begin(assignment, reading(0, b.input), 0)
+    assert (assignment.active, source.fetching()) == (True, [])
     source.suspend([assignment])
-    assert source.active() == []
+    assert not assignment.active
     source._consumer.close()
 
 
@@ -213,9 +214,9 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
     handlers.plans["m1"] = iter([Retry("not yet", after=0.0)])
     async with b.running():
         (engine,) = b.engines
-        source = engine._source
+        source = engine.reader
         await b.until(source.fetching, "ready")
-        publish, serve_requests = engine._loop._publisher.publish, source._serve_requests
+        publish, serve_requests = engine.parts.producer.publish, source._serve_requests
         stalled = failed = False
 
         async def fail_once(outgoing: Any, *arguments: Any) -> None:
@@ -230,7 +231,7 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
             if not stalled:
                 serve_requests()
 
-        monkeypatch.setattr(engine._loop._publisher, "publish", fail_once)
+        monkeypatch.setattr(engine.parts.producer, "publish", fail_once)
         monkeypatch.setattr(source, "_serve_requests", serve_unless_stalled)
         stalled = True
         b.send(messages("m0", "m1"))
@@ -383,7 +384,7 @@ async def test_process_is_ready_again_when_another_one_takes_the_partition_with_
     first, second = tmp_path / "first", tmp_path / "second"
     async with b.running(environ={"PROCESSOR_RUN__READY_FILE": str(first)}):
         await b.until(first.exists, "ready")
-        await b.until(lambda: len(b.engines[0]._source.fetching()) == 2, "both partitions")
+        await b.until(lambda: len(b.engines[0].reader.fetching()) == 2, "both partitions")
         await in_one_batch(b, [*messages("m0"), *messages("m1", partition=1)])
         handlers.gate.clear()
         await b.until(lambda: max(handlers.calls["m0"], handlers.calls["m1"]) == 2, "tried again")
@@ -391,7 +392,7 @@ async def test_process_is_ready_again_when_another_one_takes_the_partition_with_
         assert not first.exists()
         ready = len(events(logs, "partition_ready"))
         async with b.running(environ={"PROCESSOR_RUN__READY_FILE": str(second)}):
-            await b.until(lambda: b.engines[0]._source.owned(), "a partition for the second process")
+            await b.until(lambda: b.engines[0].reader.owned(), "a partition for the second process")
             handlers.gate.set()
             await b.until(lambda: len(events(logs, "partition_ready")) > ready, "the partition taken")
             await b.done()
@@ -477,7 +478,7 @@ async def test_partition_that_is_halted_after_another_of_its_messages_was_to_wai
     await b.execute("ALTER TABLE effects ADD CONSTRAINT good CHECK (what <> 'm0')")
     handlers.plans["m1"] = iter([Retry("not yet", after=0.0)])
     async with b.running():
-        await b.until(lambda: len(b.engines[0]._source.fetching()) == 2, "both partitions")
+        await b.until(lambda: len(b.engines[0].reader.fetching()) == 2, "both partitions")
         await in_one_batch(b, messages("m0", "m1", "m2"))
         await b.until(lambda: events(logs, "partition_halted"), "the halt")
         for n in range(3):
@@ -499,7 +500,7 @@ async def test_partition_with_a_message_to_wait_for_after_it_was_halted_stays_ha
     b = bench({"T": "planned", "G": "hold_up"}, partitions=2, failure={"policy": "halt"}, retry=THREE)
     handlers.plans["m0"] = iter([error("not yet", after=0.0)])
     async with b.running():
-        await b.until(lambda: len(b.engines[0]._source.fetching()) == 2, "both partitions")
+        await b.until(lambda: len(b.engines[0].reader.fetching()) == 2, "both partitions")
         await in_one_batch(b, [*messages("m0"), Sent(b"{", id="m1"), *messages("m2")])
         await b.until(lambda: events(logs, "partition_halted"), "the halt")
         for n in range(3):
@@ -524,7 +525,7 @@ async def test_message_at_which_a_partition_is_halted_is_not_passed_when_one_bef
     )
     handlers.plans["m1"] = repeat(Reject("bad"))
     async with b.running():
-        await b.until(lambda: len(b.engines[0]._source.fetching()) == 2, "both partitions")
+        await b.until(lambda: len(b.engines[0].reader.fetching()) == 2, "both partitions")
         await in_one_batch(b, messages("m0", "m1", "m2"))
         await b.until(lambda: events(logs, "partition_halted"), "the halt")
         await b.until(lambda: events(logs, "message_retried", message_id="m0"), "the other one's first try")

@@ -152,7 +152,7 @@ async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asy
         (ledger.MET, ("c1", ["topic1"])),
         (ledger.FORGET_SLOT, ("c1", 0)),
         (ledger.BEGIN_WORK, ("c1", *one, [1], 1)),
-        (ledger.TRY, ("c1", "topic1", 1, 1, 5, 6)),
+        (ledger.MARK_IN_PROGRESS, ("c1", "topic1", 1, 1, 5, 6)),
         (ledger.ADVANCE, ([1], [1], [5], "c1", *one, [1], [0], [5], [b"x"], [False], [0])),
         (ledger.UNSENT, ([1],)),
         (ledger.MARK_SENT, ([1], [1], [5])),

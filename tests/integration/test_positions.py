@@ -265,8 +265,8 @@ async def test_positions_move_past_markers_once_and_then_not_before_some_time_or
     moves: list[Any] = []
     idle: list[bool] = []
     async with b.running():
-        loop = b.engines[0]._loop
-        add, mark_sent = loop._publications.add, loop._mark_sent
+        parts = b.engines[0].parts
+        add, mark_sent = parts.publishing.add, parts.housekeeping.mark_sent
 
         def count_moves(batch: Any, **more: Any) -> None:
             moves.extend(share for share in batch.shares.values() if share.outputs is None)
@@ -276,13 +276,13 @@ async def test_positions_move_past_markers_once_and_then_not_before_some_time_or
             idle.append(True)
             await mark_sent()
 
-        monkeypatch.setattr(loop._publications, "add", count_moves)
-        monkeypatch.setattr(loop, "_mark_sent", count_idle)
+        monkeypatch.setattr(parts.publishing, "add", count_moves)
+        monkeypatch.setattr(parts.housekeeping, "mark_sent", count_idle)
         for name in ("m0", "m1"):
             with transaction(b, "committed") as producer:
                 producer.produce(b.input, b'{"what": "w"}', b"k", headers={"type": b"T", "message-id": name.encode()})
             # The marker is written a moment after the commit is answered.
-            await b.until(lambda: [b.ends()[0]] == [a.empty.stop for a in loop._source.owned()], "read")
+            await b.until(lambda: [b.ends()[0]] == [a.empty.stop for a in parts.reader.owned()], "read")
             end = b.ends()[0]
             idle.clear()
             await b.until(lambda: len(idle) == 3, "idle for some time")
@@ -327,15 +327,15 @@ async def test_late_error_about_another_offset_than_the_one_to_be_read_halts_not
     b = bench()
     b.send(sent(0, 3))
     async with b.running():
-        source = b.engines[0]._source
+        source, partitions = b.engines[0].reader, b.engines[0].parts.partitions
         await b.done()
-        (assignment,) = source.owned()
+        (owned,) = partitions.owned()
         next(iter(b.admin.delete_records([TopicPartition(b.input, 0, 2)]).values())).result(SECONDS)
         late = LateErrors(source._consumer)
         source._consumer = late  # type: ignore[assignment]
-        source.begin(assignment, 0)
+        partitions.begin(owned, 0)
         await b.until(lambda: late.errors, "the log does not hold that offset")
-        source.begin(assignment, 3)
+        partitions.begin(owned, 3)
         b.send(sent(3, 4))
         await b.until(lambda: handlers.calls["m3"], "read where it is to be read")
         late.deliver.set()

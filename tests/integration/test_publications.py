@@ -9,8 +9,8 @@ import pytest
 
 from processor import Database, Messages
 from processor.engine import publishing
+from processor.engine.portions import OUTPUT_OVERHEAD
 from processor.engine.publishing import TOGETHER
-from processor.engine.takeover import OUTPUT_OVERHEAD
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -48,7 +48,7 @@ async def behind_the_first(
     The batch with the message that is `held` stays in its handler until the gate opens.
     """
     (engine,) = bench.engines
-    await bench.until(engine._source.fetching, "reading")
+    await bench.until(engine.reader.fetching, "reading")
     kafka = Kafka(engine, monkeypatch)
     first, gate = asyncio.Event(), handlers.gate
 
@@ -62,7 +62,7 @@ async def behind_the_first(
     bench.send(records(1))
     await bench.until(lambda: handlers.calls["m0"], "the first one is in its handler")
     bench.send(records(batches * SIZE, 1))
-    await bench.until(lambda: engine._source.buffered == batches * SIZE, "the others are read")
+    await bench.until(lambda: engine.reader.buffered == batches * SIZE, "the others are read")
     first.set()
     return kafka
 
@@ -117,13 +117,13 @@ async def test_what_may_be_between_the_two_systems_is_bounded(
         kafka = await behind_the_first(b, monkeypatch, batches=2 * FULL)
         loop = b.engines[0]._loop
         held_up = asyncio.Event()
-        wait = loop._publications._next
+        wait = loop._publishing._next
 
         async def watched() -> None:
             held_up.set()
             await wait()
 
-        monkeypatch.setattr(loop._publications, "_next", watched)
+        monkeypatch.setattr(loop._publishing, "_next", watched)
         handlers.gate.set()
         await b.until(held_up.is_set, "no room")
         assert len(await b.rows("SELECT FROM unsent")) == 2 * TOGETHER

@@ -36,7 +36,7 @@ def remembered_metadata(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list
         refused.append(was_refused)
         return membership.metadata(was_refused)
 
-    monkeypatch.setattr(engine._loop._publisher, "_group_metadata", metadata)
+    monkeypatch.setattr(engine.parts.producer, "_group_metadata", metadata)
     return refused
 
 
@@ -46,13 +46,13 @@ async def test_publication_that_is_refused_for_an_old_generation_is_sent_again_a
     b = bench(partitions=2)
     async with b.running():
         (first,) = b.engines
-        await b.until(lambda: len(first._source.fetching()) == 2, "both partitions")
+        await b.until(lambda: len(first.reader.fetching()) == 2, "both partitions")
         refused = remembered_metadata(first, monkeypatch)
         everyone = b._tasks
         async with b.running():
             b._tasks = [*everyone, *b._tasks]
-            await b.until(lambda: len(b.engines[0]._source.fetching()) == 1, "one of them moved")
-            (stayed,) = first._source.owned()
+            await b.until(lambda: len(b.engines[0].reader.fetching()) == 1, "one of them moved")
+            (stayed,) = first.reader.owned()
             b.send([Sent({"what": f"m{n}"}, b"k", id=f"m{n}", partition=stayed.partition.number) for n in range(3)])
             await b.done()
             assert alarms(logs) == []
@@ -67,11 +67,11 @@ async def test_partition_that_stays_is_neither_recovered_nor_read_again_when_ano
     b = bench(partitions=2)
     async with b.running():
         (first,) = b.engines
-        await b.until(lambda: len(first._source.fetching()) == 2, "both partitions")
-        readings = {assignment: assignment.reading for assignment in first._source.owned()}
+        await b.until(lambda: len(first.reader.fetching()) == 2, "both partitions")
+        readings = {assignment: assignment.reading for assignment in first.reader.owned()}
         async with b.running():
-            await b.until(lambda: len(b.engines[0]._source.fetching()) == 1, "one of them moved")
-            (stayed,) = first._source.owned()
+            await b.until(lambda: len(b.engines[0].reader.fetching()) == 1, "one of them moved")
+            (stayed,) = first.reader.owned()
             assert stayed.reading == readings[stayed], "what was read ahead of it was thrown away"
             ready = [event["partition"] for event in events(logs, "partition_ready")]
             assert ready.count(str(stayed.partition)) == 1
@@ -86,7 +86,7 @@ async def test_partition_that_is_read_anew_while_a_rebalance_waits_to_be_heard_d
     b = bench("planned", partitions=2, retry={"attempts": 2}, kafka={"group_protocol": protocol})
     async with b.running():
         (first,) = b.engines
-        await b.until(lambda: len(first._source.fetching()) == 2, "both partitions")
+        await b.until(lambda: len(first.reader.fetching()) == 2, "both partitions")
         with stalled(first) as stall:
             everyone = b._tasks
             async with b.running():
@@ -96,11 +96,11 @@ async def test_partition_that_is_read_anew_while_a_rebalance_waits_to_be_heard_d
                 handlers.plans["m0"] = iter([Retry("not yet")])
                 b.send([Sent({"what": f"m{n}"}, b"k", id=f"m{n}", partition=0) for n in range(3)])
                 await b.until(lambda: handlers.calls["m0"] == 2, "a partition that was given back and taken anew")
-                assert second._source.owned() == [], "the group has moved on without our answer"
-                assert len(first._source.owned()) == 2
+                assert second.reader.owned() == [], "the group has moved on without our answer"
+                assert len(first.reader.owned()) == 2
                 stall.set()
-                await b.until(lambda: len(second._source.fetching()) == 1, "a partition each")
-                await b.until(lambda: len(first._source.fetching()) == 1, "a partition each")
+                await b.until(lambda: len(second.reader.fetching()) == 1, "a partition each")
+                await b.until(lambda: len(first.reader.fetching()) == 1, "a partition each")
                 await b.done()
     assert await b.effects() == ["m0", "m1", "m2"]
     assert sorted(value["what"] for _, value, _ in b.outputs()) == ["m0", "m1", "m2"]
@@ -113,7 +113,7 @@ async def test_work_that_ends_after_its_partition_was_lost_and_given_to_us_anew_
 ) -> None:
     b = bench()
     async with b.running():
-        source = b.engines[0]._source
+        source = b.engines[0].reader
         await b.until(source.fetching, "the partition")
         (before,) = source.owned()
         source.leave([before])

@@ -126,8 +126,9 @@ async def test_turn_that_comes_while_postgres_is_asked_whether_it_is_waited_for_
     alone = await asyncpg.connect(b.database)
     await alone.execute("SELECT pg_advisory_lock($1)", int.from_bytes(digest[:8], "big", signed=True))
     async with work.use() as connection:
+        gate = DeadlockGate(settings, control)
         waits = "SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
-        begun = asyncio.create_task(DeadlockGate(settings, control).begin(connection))
+        begun = asyncio.create_task(gate.wait_for_turn(connection, gate.begin_sql()))
         await asked.wait()
         await alone.close()
         while await b.rows(waits, connection.get_server_pid()):  # noqa: ASYNC110 - nobody tells a bystander

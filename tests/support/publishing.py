@@ -17,14 +17,13 @@ class Kafka:
     """Stands before the publisher: counts what goes by, and holds it up or refuses it when told so."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        loop = engine._loop
-        self._publish = loop._publisher.publish
+        self._publish = engine.parts.producer.publish
         self.open = asyncio.Event()
         self.refuses_after: int | None = None  # so many transactions, and only once
         self.refused = False
         self.sent: list[int] = []  # outputs of each transaction
         self.waiting = 0
-        monkeypatch.setattr(loop._publisher, "publish", self._watched)
+        monkeypatch.setattr(engine.parts.producer, "publish", self._watched)
 
     async def _watched(self, parcels: Sequence[Any], *arguments: Any) -> None:
         outputs = sum(map(len, parcels))

@@ -81,20 +81,10 @@ def test_every_room_has_its_rule() -> None:
 
 NOT_YET = {
     "cli.dlq -> asyncpg: postgres/ alone uses it",
-    "handling.run -> engine.failing.classify.Judge",
-    "kafka.assignment -> engine.failing.budget.Budget",
     "kafka.producer -> service.interpreter.MANY",
     "kafka.producer -> service.interpreter.breathe",
-    "messages.batch -> handling.registry.Route",
-    "messages.batch -> kafka.assignment.Assignment",
-    "messages.decode -> handling.registry.Route",
-    "messages.decode -> handling.registry.Routes",
-    "messages.decode -> kafka.assignment.Assignment",
-    "messages.decode -> service.interpreter.MANY",
-    "messages.decode -> service.interpreter.breathe",
-    "messages.record -> handling.effects.Effect",
-    "messages.record -> handling.registry.Route",
-    "messages.record -> kafka.assignment.Assignment",
+    "messages.incoming -> service.interpreter.MANY",
+    "messages.incoming -> service.interpreter.breathe",
     "operations.check -> asyncpg: postgres/ alone uses it",
     "operations.check -> confluent_kafka: kafka/ alone uses it",
     "operations.check -> engine.failing.classify",
@@ -102,7 +92,6 @@ NOT_YET = {
     "operations.dead_letters -> confluent_kafka: kafka/ alone uses it",
     "operations.topic_recreated -> asyncpg: postgres/ alone uses it",
     "postgres.migrate -> observe.logs",
-    "postgres.parked_keys -> kafka.assignment.Assignment",
 }
 
 

@@ -1,7 +1,6 @@
-"""What is put on record before a message is tried: that somebody begins, in case nobody lives to tell how it ended.
+"""What is put on record before a message is tried, so that an attempt that kills its process leaves a trace.
 
-Only for messages with a history, and for handlers that act outside. A message that has taken enough processes with
-it is not tried again: it is quarantined.
+Only for messages with a history, and for handlers that act outside: those are called here, outside any transaction.
 """
 
 from __future__ import annotations
@@ -10,51 +9,63 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import structlog
-
 from processor import failpoints
-from processor.engine.failing import classify
+from processor.engine.failing.outcomes import Culprit
 from processor.errors import BatchAborted, ConnectionLost
 from processor.handling.effects import Effect, EffectDatabase
 from processor.handling.timeouts import HandlerTimeout, described
-from processor.messages.outcomes import Culprit
-from processor.postgres import parked_keys
+from processor.observe.events import AttemptsNotEnded, LeaseExpired, LeaseNotRenewed, NothingReaped
 
 if TYPE_CHECKING:
-    from processor.kafka.reader import PartitionReader
+    from processor.engine.crashes import CrashTracker
+    from processor.engine.failing.parking import Parking
+    from processor.engine.partitions import Partitions
+    from processor.handling.registry import Routes
+    from processor.messages.batch import Batch
     from processor.messages.record import Record
+    from processor.observe.events import Emit
     from processor.observe.stalls import Stalls
     from processor.postgres.inbox import Inbox
     from processor.postgres.session import Session
     from processor.settings.schema import Settings
 
-log = structlog.get_logger()
-
 
 class Attempts:
     def __init__(
-        self, settings: Settings, source: PartitionReader, session: Session, inbox: Inbox, stalls: Stalls
+        self,
+        settings: Settings,
+        partitions: Partitions,
+        routes: Routes,
+        session: Session,
+        inbox: Inbox,
+        crashes: CrashTracker,
+        parking: Parking,
+        stalls: Stalls,
+        emit: Emit,
     ) -> None:
-        self._stalls = stalls
-        self._quarantine_after = settings.failure.quarantine_after
-        self._parks = settings.failure.policy == "park-key"
         self._renew_seconds = settings.effects.lease_ms / 3000
         self._reap_seconds = settings.effects.reap_ms / 1000
-        self._source = source
+        self._partitions = partitions
+        self._routes = routes
         self._session = session
         self._inbox = inbox
+        self._crashes = crashes
+        self._parking = parking
+        self._stalls = stalls
+        self._emit = emit
+        # What handlers did outside for records of the current batch. The call is never made again for a part that
+        # does not go through.
+        self.effects: dict[Record, Effect] = {}
 
-    async def begin(self, records: Sequence[Record]) -> None:
-        """Put the start of attempts on record; with handlers that act outside, make them.
-
-        Raises Culprit for the first that fails.
-        """
+    async def begin(self, batch: Batch) -> Culprit | None:
+        """Put the start of attempts on record, and call the handlers that act outside; gives the first that fails."""
+        records = batch.as_rows()
         to_act: dict[object, list[int]] = {}  # by key, which is where order matters
         async with self._session.use() as connection:
-            await parked_keys.sort_out(connection, records, park=self._parks)
+            await self._parking.sort_out(connection, batch)
             seen: set[bytes] = set()
             for index, record in enumerate(records):
-                if record.key in seen or record.failure or record.effect or record.foreign or record.parked:
+                if record.key in seen or record.failure or record in self.effects or record.foreign or record.parked:
                     continue
                 if not record.in_inbox:
                     continue  # nobody would find the row again: its attempts are counted here, deaths in the ledger
@@ -62,36 +73,55 @@ class Attempts:
                 if not await self._inbox.start(connection, record, leased=record.acts):
                     continue  # it is done, or someone else has it: the claim tells
                 record.begun = True
-                if record.starts >= self._quarantine_after:
-                    record.failure = classify.quarantined(record.starts)
-                elif record.acts:
+                self._crashes.quarantine_if_deadly(record, record.unfinished)
+                if record.failure is None and record.acts:
                     key = record.message.key
-                    place = index if key is None else (record.assignment.source, key)
+                    place = index if key is None else (record.reading.partition_id, key)
                     to_act.setdefault(place, []).append(index)
         if to_act:
             failpoints.reach("after_intent")
-            await self._act_all(records, list(to_act.values()))
+            culprit = await self._act_all(records, list(to_act.values()))
+            if culprit is not None:
+                return culprit
             failpoints.reach("after_effect")
+        return None
+
+    async def end(self, records: Sequence[Record]) -> None:
+        """Attempts that count for nothing are over."""
+        try:
+            async with self._session.use() as connection:
+                await self._inbox.abandon(connection, records, ended=True)
+        except (BatchAborted, ConnectionLost) as trouble:  # at worst one too many is counted
+            self._emit(AttemptsNotEnded(str(trouble)))
+
+    async def abandon(self, records: Sequence[Record]) -> None:
+        """Attempts were cut off while we live on: they must not look as if they had killed us."""
+        async with self._session.use() as connection:
+            await self._inbox.abandon(connection, records, ended=False)
+
+    def forget(self) -> None:
+        """The batch is done with, or dropped."""
+        self.effects.clear()
 
     async def reap(self) -> None:
         """For as long as we live: return what was leased by the dead."""
         while True:
             await asyncio.sleep(self._reap_seconds)
-            sources = [assignment.source for assignment in self._source.owned() if assignment.known]
+            ours = [owned.partition_id for owned in self._partitions.owned() if owned.recovered]
             try:
                 async with self._session.use() as connection:
-                    for message_id in await self._inbox.reap(connection, sources):
-                        log.warning("lease_expired", message_id=message_id)
+                    for message_id in await self._inbox.reap(connection, ours):
+                        self._emit(LeaseExpired(message_id))
             except Exception as error:  # the next time, then: nobody else does it
-                log.warning("nothing_reaped", reason=str(error))
+                self._emit(NothingReaped(str(error)))
 
-    async def _act_all(self, records: Sequence[Record], lanes: Sequence[Sequence[int]]) -> None:
+    async def _act_all(self, records: Sequence[Record], lanes: Sequence[Sequence[int]]) -> Culprit | None:
         failed: dict[int, Exception] = {}
 
         async def act(lane: Sequence[int]) -> None:
             for index in lane:
                 try:
-                    records[index].effect = await self._act(records[index])
+                    self.effects[records[index]] = await self._act(records[index])
                 except Exception as error:
                     failed[index] = error
                     return  # what comes after it waits
@@ -99,17 +129,17 @@ class Attempts:
         async with asyncio.TaskGroup() as group:
             for lane in lanes:
                 group.create_task(act(lane))
-        for index in sorted(failed):
-            raise Culprit(index, failed[index]) from failed[index]
+        return Culprit(min(failed), failed[min(failed)]) if failed else None
 
     async def _act(self, record: Record) -> Effect:
         """Call the handler, and keep its lease alive meanwhile."""
-        assert record.route is not None
+        assert record.message_type is not None
         effect = Effect()
         renewal = asyncio.create_task(self._renew(record))
         try:
-            with HandlerTimeout(self._stalls, lambda: described(record.message)) as watch:
-                effect.value = await watch.call(record.route, record.message, EffectDatabase(effect))
+            with HandlerTimeout(self._stalls, lambda: described(record.message)) as timeout:
+                route = self._routes.of(record.message_type)
+                effect.value = await timeout.call(route, record.message, EffectDatabase(effect))
         finally:
             renewal.cancel()
         return effect
@@ -122,4 +152,4 @@ class Attempts:
                     if not await self._inbox.renew(connection, record):
                         return  # the claim will tell who has it
             except (BatchAborted, ConnectionLost) as trouble:
-                log.warning("lease_not_renewed", message_id=record.message.id, reason=str(trouble))
+                self._emit(LeaseNotRenewed(record.message.id, str(trouble)))

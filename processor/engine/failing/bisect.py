@@ -1,59 +1,55 @@
 """How a batch that does not go through whole is taken apart, until the message at fault stands alone.
 
-A batch is optimistic: one transaction for all. When it fails and nobody knows who it was, the first half is tried,
-then the half of what is left of the suspects, and so on: one transaction for each halving. What comes after the
-suspects stays together, so that a single bad record among a thousand costs a dozen transactions, not a hundred.
+A batch is optimistic: one transaction for all. When it fails and nobody knows which message was to blame, the first
+half is tried, then half of what is left of the suspects, and so on: one transaction for each halving. What comes after
+the suspects stays together, so that a single bad record among a thousand costs a dozen transactions, not a hundred.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from processor.messages.batch import told
+from processor.messages.batch import Batch
 
 if TYPE_CHECKING:
-    from processor.kafka.assignment import Assignment
+    from processor.engine.partitions import OwnedPartition
     from processor.messages.record import Record
 
 
 class Remaining:
     """The records of a batch that have no outcome yet, in order; `part` is what to try next.
 
-    Of those that act outside so many are tried together; any other that is to be alone is alone.
+    Of records whose handlers act outside, up to `together` are tried at a time; any other that is to be alone is alone.
     """
 
-    def __init__(self, records: Sequence[Record], together: int = 1) -> None:
-        self._rest: Sequence[Record] = records
+    def __init__(self, batch: Batch, together: int = 1) -> None:
+        self._rest = batch
         self._together = together
-        self._suspects = 0  # so many of the first are known to have a bad one among them
+        self._suspects = 0  # this many of the first are known to have a bad one among them
         self._limit: int | None = None
         self._size = 0
         self.tries = 0  # of the same part, nobody being at fault
 
-    def part(self) -> Sequence[Record]:
+    def part(self) -> Batch:
         """Empty when all is done."""
         size = len(self._rest) if self._suspects == 0 else max(1, self._suspects // 2)
         if self._limit is not None:
             size = min(size, self._limit)
-        if size == len(self._rest) and not told(self._rest):  # none of them is to be alone
-            self._size = size
-            return self._rest
-        part = self._rest[:size]
-        lone = next((index for index, record in enumerate(part) if record.alone), None)
+        rows = self._rest.rows[:size] if size == len(self._rest) else self._rest.as_rows()[:size]
+        lone = next((index for index, record in enumerate(rows) if record.alone), None)
         if lone == 0:
-            acting = next((index for index, record in enumerate(part) if not record.acts), len(part))
-            part = part[: max(1, min(acting, self._together))]
+            acting = next((index for index, record in enumerate(rows) if not record.acts), len(rows))
+            size = max(1, min(acting, self._together))
         elif lone is not None:
-            part = part[:lone]
-        self._size = len(part)
-        return part
+            size = lone
+        self._size = size
+        return self._rest.part(0, size)
 
     def committed(self) -> None:
         self.tries = 0
-        self._rest = self._rest[self._size :] if self._size < len(self._rest) else ()
+        self._rest = self._rest.part(self._size, len(self._rest)) if self._size < len(self._rest) else Batch(())
         self._suspects = max(0, self._suspects - self._size)
         self._limit = None
 
@@ -66,7 +62,7 @@ class Remaining:
         self._limit = None
         if self._size == 1:
             self._suspects = 0
-            return self._rest[0]
+            return self._rest.as_rows()[0]
         self._suspects = self._size
         return None
 
@@ -76,18 +72,20 @@ class Remaining:
         self._suspects = 0
         self._limit = None
 
-    def leave(self, assignment: Assignment, offset: int = 0) -> None:
+    def leave(self, owned: OwnedPartition, offset: int = 0) -> None:
         """Take out the records of a partition from this offset on: they are read again later."""
         self.found()
-        self._rest = [
-            record for record in self._rest if record.assignment is not assignment or record.message.offset < offset
-        ]
+        self._rest = Batch.of_rows(
+            record
+            for record in self._rest.as_rows()
+            if record.partition != owned.partition or record.message.offset < offset
+        )
 
 
 def let_go(error: BaseException) -> None:
-    """Of what the calls that an error came through have at hand.
+    """Clear our own frames in this error's traceback.
 
-    Some of them have the error itself: it would keep their batch in memory until garbage is collected.
+    Some of them hold the error itself: the circle would keep their batch in memory until garbage is collected.
     """
     seen: set[int] = set()
     earlier: list[BaseException | None] = [error]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from processor.errors import ConfigError, Reject, Retry, Unavailable, text_of
 from processor.handling.timeouts import HandlerTimedOut
-from processor.messages.record import Failure
+from processor.messages.failure import Failure
 from processor.postgres import sqlstates
 from processor.settings.importing import resolve
 
@@ -83,7 +83,7 @@ class Judge:
         """Whether the handler, or the configuration, has said itself what the error means."""
         return isinstance(error, tuple(_BUILT_IN)) or any(isinstance(error, type_) for type_, _ in self._types)
 
-    def verdict(self, record: Record, error: Exception) -> Failure | None:
+    def final_failure(self, record: Record, error: Exception) -> Failure | None:
         """Why the message fails for good now; None if it does not, or not yet."""
         kind = self.kind(error)
         if kind is Kind.OUTAGE:
@@ -102,7 +102,8 @@ class Judge:
         return random.uniform(0, longest)  # noqa: S311
 
     def _policy(self, record: Record) -> RetrySettings:
-        return self._retry_of.get(record.route.type if record.route else "", self._retry)
+        name = record.message_type.name if record.message_type else ""
+        return self._retry_of.get(name, self._retry)
 
 
 def failure_of(error: BaseException, kind: Kind) -> Failure:

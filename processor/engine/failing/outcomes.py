@@ -1,48 +1,74 @@
-"""What may become of a part of a batch, and what is done about it."""
+"""What may become of a batch, or of the part of it that was tried. The loop matches on these."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from processor.errors import text_of
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from processor.kafka.assignment import Assignment
+    from processor.engine.partitions import OwnedPartition
     from processor.messages.record import Record
 
 
-class Unattributed(Exception):
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Postgres has it: it is done, whatever happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """It has to be committed in two: the records before this one, and those from it on."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Nobody is at fault: the same once more, after a moment."""
+
+    reason: str
+    careful_with: str | None = None  # a statement; from now on it is sent so that it shows whose write is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """One record is known to be at fault."""
+
+    index: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Unattributed:
     """Some record is at fault."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(text_of(error))
-        self.error = error
+    error: Exception
 
 
-class Wait(Exception):
-    """Nobody is at fault, but it will take a while: these partitions wait, for so long if it is known."""
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nobody is at fault, but it will take a while: these partitions wait, all of the batch if none is named."""
 
-    def __init__(
-        self, reason: str, assignments: Sequence[Assignment], seconds: float | None = None, *, outage: bool = True
-    ) -> None:
-        super().__init__(reason)
-        self.assignments = assignments
-        self.seconds = seconds
-        self.outage = outage
+    reason: str
+    partitions: Sequence[OwnedPartition] | None = None
+    seconds: float | None = None  # None: it is not known how long
+    outage: bool = True
 
 
-class Exhausted(Exception):
+@dataclass(frozen=True, slots=True)
+class Exhausted:
     """Too many messages of a partition have failed."""
 
-    def __init__(self, assignment: Assignment, reason: str) -> None:
-        super().__init__(reason)
-        self.assignment = assignment
+    partition: OwnedPartition
+    reason: str
 
 
-class Stop(Exception):
+@dataclass(frozen=True, slots=True)
+class Stop:
     """By policy, the partition goes no further than to this record, which has failed."""
 
-    def __init__(self, record: Record) -> None:
-        super().__init__(record.coordinates)
-        self.record = record
+    record: Record
+
+
+Outcome: TypeAlias = Committed | Cut | Again | Culprit | Unattributed | Wait | Exhausted | Stop

@@ -7,30 +7,28 @@ takes, polling goes on, and the other partitions with it. Then it is read again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
-
 from processor.engine.failing import classify
 from processor.engine.failing.classify import Kind
-from processor.errors import BatchAborted, ConnectionLost, Halt, text_of
-from processor.messages.batch import told
+from processor.errors import Halt, text_of
+from processor.observe.events import MessageRetried, PartitionHalted, PartitionHeld
 
 if TYPE_CHECKING:
+    from processor.engine.failing.attempts import Attempts
     from processor.engine.failing.bisect import Remaining
     from processor.engine.failing.classify import Judge
     from processor.engine.failing.outcomes import Exhausted, Wait
-    from processor.kafka.assignment import Assignment
-    from processor.kafka.reader import PartitionReader
-    from processor.messages.record import Failure, Record
+    from processor.engine.partitions import OwnedPartition, Partitions
+    from processor.messages.batch import Batch
+    from processor.messages.failure import Failure
+    from processor.messages.record import Record
+    from processor.observe.events import Emit
     from processor.observe.readiness import Readiness
     from processor.postgres.inbox import Inbox
     from processor.postgres.session import Session
     from processor.settings.schema import Settings
-
-log = structlog.get_logger()
 
 # An outage is first asked about after up to 0.4 s.
 OUTAGE_TRIES = 2
@@ -47,145 +45,144 @@ class PartitionPauses:
     def __init__(
         self,
         settings: Settings,
-        source: PartitionReader,
+        partitions: Partitions,
         session: Session,
         inbox: Inbox,
+        attempts: Attempts,
         judge: Judge,
         readiness: Readiness,
+        emit: Emit,
     ) -> None:
         self._halts = settings.failure.policy == "halt"
-        self._source = source
+        self._partitions = partitions
         self._session = session
         self._inbox = inbox
+        self._attempts = attempts
         self._judge = judge
         self._readiness = readiness
-        self._new: dict[Assignment, Hold] = {}
-        self._held: dict[Assignment, asyncio.TimerHandle] = {}
-        self._halted: set[Assignment] = set()
-        self._obstructed: set[Assignment] = set()  # by an outage
+        self._emit = emit
+        self._new: dict[OwnedPartition, Hold] = {}
+        self._held: dict[OwnedPartition, asyncio.TimerHandle] = {}
+        self._halted: set[OwnedPartition] = set()
+        self._obstructed: set[OwnedPartition] = set()  # by an outage
 
-    def __contains__(self, assignment: Assignment) -> bool:
-        return assignment in self._held or assignment in self._halted
+    def __contains__(self, partition: OwnedPartition) -> bool:
+        return partition in self._held or partition in self._halted
 
-    def owned(self) -> list[Assignment]:
+    def owned(self) -> list[OwnedPartition]:
         """Those that wait and are still ours."""
-        return [assignment for assignment in (*self._held, *self._halted) if assignment.owned]
+        return [partition for partition in (*self._held, *self._halted) if partition.owned]
 
-    async def blame(self, batch: Remaining, record: Record, error: Exception) -> bool:
-        """One record could not be processed: it fails, or its partition waits; True if it is tried again."""
+    async def blame(self, remaining: Remaining, record: Record, error: Exception) -> None:
+        """One record could not be processed: it fails, or its partition waits before it is tried again."""
         if record.failure is not None:
             raise Halt(f"{record.coordinates}: not even its failure can be stored: {text_of(error)}") from error
+        partition = self._partitions.of(record.reading)
         kind = self._judge.kind(error)
         reason = f"{record.handler}: {type(error).__name__}: {text_of(error)}"
         if kind is Kind.OUTAGE:
-            await self._end([record])
-            self._postpone(batch, record.assignment, record.message.offset, reason, getattr(error, "after", None))
-            return False
-        failure = self._judge.verdict(record, error)
+            await self._attempts.end([record])
+            self._postpone(remaining, partition, record.message.offset, reason, getattr(error, "after", None))
+            return
+        failure = self._judge.final_failure(record, error)
         if failure is None:
             delay = self._judge.delay(record, error)
-            await self._note(record, classify.failure_of(error, kind), delay)
-            self._postpone(batch, record.assignment, record.message.offset, reason, delay, outage=False)
-            return True
+            await self._note(record, partition, classify.failure_of(error, kind), delay)
+            self._postpone(remaining, partition, record.message.offset, reason, delay, outage=False)
+            return
         record.failure = failure
         if self._halts:
-            await self.stop(batch, record)
+            await self.stop(remaining, record)
         else:
-            batch.found()
-        return False
+            remaining.found()
 
-    async def wait(self, batch: Remaining, part: Sequence[Record], wait: Wait) -> None:
-        await self._end(part)
-        for assignment in wait.assignments:
-            self._postpone(batch, assignment, 0, str(wait), wait.seconds, outage=wait.outage)
+    async def wait(self, remaining: Remaining, part: Batch, wait: Wait) -> None:
+        await self._attempts.end(part.rows)
+        all_of_them = [self._partitions.of(reading) for reading in part.readings().values()]
+        for partition in all_of_them if wait.partitions is None else wait.partitions:
+            self._postpone(remaining, partition, 0, wait.reason, wait.seconds, outage=wait.outage)
 
-    async def exhausted(self, batch: Remaining, part: Sequence[Record], exhausted: Exhausted) -> None:
-        await self._end(part)
-        self._halt(batch, exhausted.assignment, 0, str(exhausted))
+    async def exhausted(self, remaining: Remaining, part: Batch, exhausted: Exhausted) -> None:
+        await self._attempts.end(part.rows)
+        self._halt(remaining, exhausted.partition, 0, exhausted.reason)
 
-    def sort_out(self, batch: Remaining, records: Sequence[Record]) -> None:
+    def halt_at_undecodable(self, remaining: Remaining, batch: Batch) -> None:
         """By policy, a partition goes no further than to a record that cannot even be decoded."""
         if self._halts:
-            for record in told(records):
+            for record in batch.rows:
                 if record.failure is not None:
-                    self._halt_at(batch, record)
+                    self._halt_at(remaining, record)
 
-    async def stop(self, batch: Remaining, record: Record) -> None:
+    async def stop(self, remaining: Remaining, record: Record) -> None:
         """A record has failed, and the policy is to go no further."""
-        await self._end([record])
-        self._halt_at(batch, record)
+        await self._attempts.end([record])
+        self._halt_at(remaining, record)
 
-    def _halt_at(self, batch: Remaining, record: Record) -> None:
+    def _halt_at(self, remaining: Remaining, record: Record) -> None:
         assert record.failure is not None
         reason = f"{record.coordinates}: {record.failure.detail}"
-        self._halt(batch, record.assignment, record.message.offset, reason)
+        self._halt(remaining, self._partitions.of(record.reading), record.message.offset, reason)
 
     def begin(self) -> None:
         """Let the waiting begin. Only after the batch: what it still committed has moved the position to go on from."""
-        for assignment, hold in self._new.items():
-            log.info(
-                "partition_held",
-                partition=str(assignment.partition),
-                seconds=round(hold.seconds, 3),
-                reason=hold.reason,
-            )
+        for partition, hold in self._new.items():
+            self._emit(PartitionHeld(str(partition.partition), round(hold.seconds, 3), hold.reason))
             if hold.outage:
-                self._obstructed.add(assignment)
-                self._readiness.obstruct(assignment, hold.reason)
-            timer = asyncio.get_running_loop().call_later(hold.seconds, self._resume, assignment)
-            self._held[assignment] = timer
+                self._obstructed.add(partition)
+                self._readiness.obstruct(partition, hold.reason)
+            self._held[partition] = asyncio.get_running_loop().call_later(hold.seconds, self._resume, partition)
         self._new.clear()
 
-    def advanced(self, assignment: Assignment) -> None:
-        if assignment.outages:
-            assignment.outages = 0
-            self._obstructed.discard(assignment)
-            if assignment not in self._halted:
-                self._readiness.clear(assignment)
+    def advanced(self, partition: OwnedPartition) -> None:
+        """A batch of it has been committed: what it needs is there again."""
+        if partition.outages:
+            partition.outages = 0
+            self._obstructed.discard(partition)
+            if partition not in self._halted:
+                self._readiness.clear(partition)
 
-    def look(self) -> None:
+    def raise_if_all_halted(self) -> None:
         """Raises Halt if nothing is left that could go on."""
-        for assignment in [a for a in (*self._halted, *self._obstructed) if not a.owned]:
-            self._halted.discard(assignment)
-            self._obstructed.discard(assignment)
-            self._readiness.clear(assignment)
-        owned = self._source.owned()
-        if owned and all(assignment.halted for assignment in owned):
+        for partition in [one for one in (*self._halted, *self._obstructed) if not one.owned]:
+            self._halted.discard(partition)
+            self._obstructed.discard(partition)
+            self._readiness.clear(partition)
+        owned = self._partitions.owned()
+        if owned and all(partition.halted for partition in owned):
             raise Halt("; ".join(f"{halted.partition}: {halted.halted}" for halted in owned))
+
+    def halt(self, partition: OwnedPartition, reason: str) -> None:
+        """Go no further in a partition until an operator has looked at it; the others go on."""
+        self._new.pop(partition, None)
+        if (timer := self._held.pop(partition, None)) is not None:
+            timer.cancel()
+        self._partitions.suspend([partition])
+        if partition in self._halted:
+            return
+        self._halted.add(partition)
+        partition.halted = reason
+        self._readiness.obstruct(partition, reason)
+        self._emit(PartitionHalted(str(partition.partition), reason))
 
     def close(self) -> None:
         for timer in self._held.values():
             timer.cancel()
 
-    async def _end(self, records: Sequence[Record]) -> None:
-        """Attempts that count for nothing are over."""
-        try:
-            async with self._session.use() as connection:
-                await self._inbox.abandon(connection, records, ended=True)
-        except (BatchAborted, ConnectionLost) as trouble:  # at worst it is counted once too often
-            log.debug("attempts_not_ended", reason=str(trouble))
-
-    async def _note(self, record: Record, failure: Failure, delay: float) -> None:
+    async def _note(self, record: Record, partition: OwnedPartition, failure: Failure, delay: float) -> None:
         """Count the attempt where it survives whatever happens to us."""
         if record.in_inbox:
             async with self._session.use() as connection:
                 await self._inbox.note(connection, record, failure)
         else:
             record.attempts += 1
-            record.assignment.attempts[record.message.offset] = record.attempts
-        log.info(
-            "message_retried",
-            message_id=record.message.id,
-            at=record.coordinates,
-            attempt=record.attempts,
-            seconds=round(delay, 3),
-            reason=failure.detail,
-        )
+            partition.attempts[record.message.offset] = record.attempts
+        seconds = round(delay, 3)
+        self._emit(MessageRetried(record.message.id, record.coordinates, record.attempts, seconds, failure.detail))
 
     def _postpone(
         self,
-        batch: Remaining,
-        assignment: Assignment,
+        remaining: Remaining,
+        partition: OwnedPartition,
         offset: int,
         reason: str,
         seconds: float | None,
@@ -193,35 +190,21 @@ class PartitionPauses:
         outage: bool = True,
     ) -> None:
         """Leave a partition alone from this offset on."""
-        if assignment in self._halted:
-            batch.leave(assignment, offset)
+        remaining.leave(partition, offset)
+        if partition in self._halted:
             return
         if outage:
-            assignment.outages += 1
+            partition.outages += 1
         if seconds is None:
-            seconds = classify.backoff(assignment.outages + OUTAGE_TRIES)
-        batch.leave(assignment, offset)
-        self._source.suspend([assignment])
-        self._new[assignment] = Hold(seconds, reason, outage)
+            seconds = classify.backoff(partition.outages + OUTAGE_TRIES)
+        self._partitions.suspend([partition])
+        self._new[partition] = Hold(seconds, reason, outage)
 
-    def _resume(self, assignment: Assignment) -> None:
-        del self._held[assignment]
-        if assignment.owned:
-            self._source.begin(assignment, assignment.position)
+    def _resume(self, partition: OwnedPartition) -> None:
+        del self._held[partition]
+        if partition.owned:
+            self._partitions.begin(partition, partition.position)
 
-    def _halt(self, batch: Remaining, assignment: Assignment, offset: int, reason: str) -> None:
-        batch.leave(assignment, offset)
-        self.halt(assignment, reason)
-
-    def halt(self, assignment: Assignment, reason: str) -> None:
-        """Go no further in a partition until an operator has looked at it; the others go on."""
-        self._new.pop(assignment, None)
-        if (timer := self._held.pop(assignment, None)) is not None:
-            timer.cancel()
-        self._source.suspend([assignment])
-        if assignment in self._halted:
-            return
-        self._halted.add(assignment)
-        assignment.halted = reason
-        self._readiness.obstruct(assignment, reason)
-        log.error("partition_halted", partition=str(assignment.partition), reason=reason)
+    def _halt(self, remaining: Remaining, partition: OwnedPartition, offset: int, reason: str) -> None:
+        remaining.leave(partition, offset)
+        self.halt(partition, reason)

@@ -10,7 +10,7 @@ import pytest
 from processor.postgres.deadlocks import FIRST_ALONE, MOST_ALONE, DeadlockGate
 from processor.settings.load import load
 
-ORDERS = Path(__file__).parents[2] / "config" / "orders.toml"
+ORDERS = Path(__file__).parents[3] / "config" / "orders.toml"
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def alone_after_deadlock(turns: DeadlockGate) -> int:
     """Commits as many batches as are to run alone, and counts them."""
     turns.deadlocked()
     count = 0
-    while turns.alone:
+    while "_xact_lock_shared" not in turns.begin_sql():
         turns.committed()
         count += 1
     return count

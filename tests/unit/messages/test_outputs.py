@@ -18,9 +18,10 @@ from pydantic import BaseModel
 
 from processor import Message, Output, Outputs
 from processor.messages import identity, outputs, stored
+from processor.messages.batch import Batch
 from processor.messages.outputs import Causes, EncodedOutputs, Outgoing
 from processor.messages.record import Record
-from tests.support.assignments import assignment
+from tests.support.readings import reading
 
 
 class Priced(BaseModel):
@@ -40,12 +41,12 @@ def cause(*headers: tuple[str, bytes | None], id_: str = "e1") -> Message[Any]:
 
 
 def encode(output: Output, of: Message[Any], index: int = 0) -> Outgoing:
-    (outgoing,) = outputs.encode_all([output], Causes([record(of)]), [0], [index])
+    (outgoing,) = outputs.encode_all([output], Causes(Batch.of_rows([record(of)])), [0], [index])
     return outgoing
 
 
 def record(message: Message[Any]) -> Record:
-    return Record(message, KEY(message.id), b"", 0, 0, None, True, None, assignment())
+    return Record(message, KEY(message.id), b"", 0, 0, None, True, None, reading())
 
 
 def headers_of(outgoing: Outgoing) -> dict[str, Any]:
@@ -196,7 +197,7 @@ def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
     for together in (plain, odd, [*plain, *odd], [*odd, *plain]):
         of = causes[-len(together) :]
         places = list(range(len(together)))
-        found = list(outputs.encode_all(together, Causes(list(map(record, of))), places, places))
+        found = list(outputs.encode_all(together, Causes(Batch.of_rows(map(record, of))), places, places))
         alone = [encode(output, cause, place) for output, cause, place in zip(together, of, places, strict=True)]
         assert found == alone
         assert [headers_of(output) for output in found] == [headers_of(output) for output in alone]
@@ -247,7 +248,7 @@ def test_nan_and_infinity_are_refused_wherever_they_hide_instead_of_becoming_nul
         outputs.dump_json(value)  # as results are encoded
     with pytest.raises(ValueError, match=message):
         encode(Output("out", value), cause())
-    causes = Causes([record(cause(id_=f"e{n}")) for n in range(3)])
+    causes = Causes(Batch.of_rows([record(cause(id_=f"e{n}")) for n in range(3)]))
     with pytest.raises(ValueError, match=message):
         outputs.encode_all([Output("out", good), Output("out", value), Output("out", good)], causes, range(3), [0] * 3)
     with pytest.raises(ValueError, match=message):
@@ -305,7 +306,7 @@ def test_outputs_by_the_column_are_as_if_each_was_an_output_of_its_own(
         encode(Output("out", value, key, type=type_), one)
         for value, key, one in zip(values, keys or [None] * 4, of, strict=True)
     ]
-    causes = Causes(list(map(record, of)))
+    causes = Causes(Batch.of_rows(map(record, of)))
     for where in (range(4), [0, 1, 2, 3]):
         found = list(outputs.encode_each(Outputs("out", values, keys, type_), causes, where))
         assert found == expected
@@ -315,7 +316,7 @@ def test_outputs_by_the_column_are_as_if_each_was_an_output_of_its_own(
 
 def test_outputs_by_the_column_may_answer_a_part_of_the_batch() -> None:
     of = special_causes()
-    causes = Causes(list(map(record, of)))
+    causes = Causes(Batch.of_rows(map(record, of)))
     for where in ([1, 3], range(1, 3), [2], range(4, 4)):
         values = [{"n": n} for n in where]
         found = list(outputs.encode_each(Outputs("out", values, type="Done"), causes, where))
@@ -323,7 +324,7 @@ def test_outputs_by_the_column_may_answer_a_part_of_the_batch() -> None:
 
 
 def test_headers_of_the_cause_are_passed_on_by_the_column() -> None:
-    causes = Causes(list(map(record, special_causes())))
+    causes = Causes(Batch.of_rows(map(record, special_causes())))
     parcel = outputs.encode_each(Outputs("out", [1, 2, 3, 4], type="Done"), causes, range(4))
     found = [dict(output.headers()) for output in parcel]
     assert [headers["correlation-id"] for headers in found] == [b"e0", b"root", b"e2", b"e3"]
@@ -348,7 +349,7 @@ def test_headers_of_the_cause_are_passed_on_by_the_column() -> None:
     ],
 )
 def test_outputs_by_the_column_that_cannot_be_sent_are_refused(given: Outputs, says: str) -> None:
-    causes = Causes([record(cause(id_=f"e{n}")) for n in range(2)])
+    causes = Causes(Batch.of_rows([record(cause(id_=f"e{n}")) for n in range(2)]))
     with pytest.raises(TypeError, match=says):
         outputs.encode_each(given, causes, range(2))
 
@@ -436,7 +437,7 @@ def test_ledger_blob_of_columns_gives_back_what_went_in(where: Sequence[int]) ->
 
 
 def test_ledger_blob_of_outputs_by_the_column_gives_back_what_went_in() -> None:
-    causes = Causes(list(map(record, special_causes())))
+    causes = Causes(Batch.of_rows(map(record, special_causes())))
     sent = outputs.encode_each(Outputs("out", [{"n": 1}, None, b"", "ü"], [b"k", None, "", "ü"], "T"), causes, range(4))
     sent.extend(outputs.encode_each(Outputs("other", [1, 2, 3, 4]), causes, range(4)))
     assert list(there_and_back(sent)) == list(sent)

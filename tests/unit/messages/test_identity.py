@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from processor.messages import identity
-from processor.messages.decode import Incoming
+from processor.messages.incoming import Incoming
 from processor.settings.schema import MessageSettings
 
 

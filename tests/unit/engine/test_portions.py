@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from processor.engine.takeover import OUTPUT_OVERHEAD, split
+from processor.engine.portions import OUTPUT_OVERHEAD, split
 from processor.messages.outputs import EncodedOutputs, Outgoing
 
 ONE = OUTPUT_OVERHEAD + 10

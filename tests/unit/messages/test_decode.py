@@ -12,11 +12,13 @@ from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
 from processor.errors import ConfigError
-from processor.handling.registry import Route, Routes, _signature, _value_readers
-from processor.messages.decode import MAX_STORED_ID_CHARS, REDRIVE, Decoder, Incoming
+from processor.handling.registry import _signature, _value_readers
+from processor.messages.decode import MAX_STORED_ID_CHARS, REDRIVE, Decoder
+from processor.messages.incoming import Incoming
 from processor.messages.record import Record
+from processor.messages.types import MessageType, MessageTypes
 from processor.settings.schema import MessageSettings, Settings
-from tests.support.assignments import assignment
+from tests.support.readings import reading
 
 
 class Model(BaseModel):
@@ -54,17 +56,17 @@ async def as_optional(message: Message[Model | None], db: Database) -> None: ...
 async def as_batch(messages: list[Message[Model]], db: Database) -> None: ...
 
 
-def route(handler: Any) -> Route:
-    takes_batch, _, annotation = _signature(handler)
-    return Route(handler, handler.__name__, *_value_readers(annotation), takes_batch, True)
+def message_type(handler: Any) -> MessageType:
+    _, _, annotation = _signature(handler)
+    return MessageType("T", handler.__name__, *_value_readers(annotation))
 
 
-ASSIGNMENT = assignment()
+READING = reading()
 
 
-def decoder(routes: Routes, **message: Any) -> Decoder:
+def decoder(types: MessageTypes, **message: Any) -> Decoder:
     message = {"id": ("header:message-id", "offset"), **message}
-    return Decoder(Settings.model_construct(consumer="c", message=MessageSettings(**message)), routes)
+    return Decoder(Settings.model_construct(consumer="c", message=MessageSettings(**message)), types)
 
 
 def decode(value: bytes | None, handler: Any = as_dict, **overrides: Any) -> Record:
@@ -76,7 +78,7 @@ def decode(value: bytes | None, handler: Any = as_dict, **overrides: Any) -> Rec
         **overrides,
     }
     incoming = Incoming("orders", 0, 5, fields["timestamp_ms"], fields["key"], value, fields["headers"], "id1")
-    return decoder(Routes({"T": route(handler)}), **settings).decode(incoming, ASSIGNMENT)
+    return decoder(MessageTypes({"T": message_type(handler)}), **settings).decode(incoming, READING)
 
 
 def reason(record: Record) -> str | None:
@@ -173,11 +175,11 @@ def test_unknown_type_and_no_type_say_so() -> None:
 
 
 def test_star_takes_every_other_type() -> None:
-    routes = Routes({"T": route(as_dict), "*": route(bare)})
+    types = MessageTypes({"T": message_type(as_dict), "*": message_type(bare)})
     for type_ in ("U", None, ""):
-        found = routes.find(type_)
+        found = types.find(type_)
         assert found is not None
-        assert found.handler is bare
+        assert found.handler == "bare"
 
 
 @pytest.mark.parametrize(

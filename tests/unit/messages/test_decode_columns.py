@@ -13,27 +13,27 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from processor import Database, Message
-from processor.handling.registry import Route, Routes, _signature, _value_readers
-from processor.kafka.assignment import Assignment
+from processor.handling.registry import _signature, _value_readers
+from processor.messages.batch import Batch
 from processor.messages.decode import (
     MAX_ID_CHARS,
     MAX_STORED_ID_CHARS,
     PIECES,
     REDRIVE,
     Decoder,
-    Incoming,
-    RawColumns,
     _incoming,
 )
-from processor.messages.formats.json import _DIGITS
+from processor.messages.formats.json import DIGITS
+from processor.messages.incoming import Incoming, RawColumns
 from processor.messages.message import Partition
-from processor.messages.record import Record
+from processor.messages.record import Reading, Record
+from processor.messages.types import MessageType, MessageTypes
 from processor.settings.schema import MessageSettings, Settings
-from tests.support.assignments import assignment
+from tests.support.readings import reading
 
 MAX_BYTES = 4000
 PIECE = PIECES[0]
-ASSIGNMENT = assignment(3)
+READING = reading(3)
 
 
 class Order(BaseModel):
@@ -257,24 +257,24 @@ HANDLERS: dict[str, Any] = {
 }
 
 
-def routes(handlers: dict[str, Any] = HANDLERS) -> Routes:
+def types_of(handlers: dict[str, Any] = HANDLERS) -> MessageTypes:
     made = {}
-    for type_, handler in handlers.items():
-        takes_batch, _, annotation = _signature(handler)
-        made[type_] = Route(handler, handler.__name__, *_value_readers(annotation), takes_batch, type_ != "B")
-    return Routes(made)
+    for name, handler in handlers.items():
+        _, _, annotation = _signature(handler)
+        made[name] = MessageType(name, handler.__name__, *_value_readers(annotation), in_inbox=name != "B")
+    return MessageTypes(made)
 
 
-def decoder(handled: Routes, **message: Any) -> Decoder:
+def decoder(handled: MessageTypes, **message: Any) -> Decoder:
     settings = MessageSettings(**{"max_bytes": MAX_BYTES, "type": ("header:type",), **message})
     return Decoder(Settings.model_construct(consumer="c", message=settings), handled)
 
 
 def alone(decoder: Decoder, raw: Raw) -> Record:
-    return decoder.decode(_incoming(raw, ASSIGNMENT), ASSIGNMENT)
+    return decoder.decode(_incoming(raw, READING), READING)
 
 
-def told(record: Record) -> dict[str, Any]:
+def facts(record: Record) -> dict[str, Any]:
     """Everything there is to know about it."""
     message = record.message
     return {
@@ -306,20 +306,20 @@ CHAINS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("chain", CHAINS)
 def test_all_at_once_gives_what_one_by_one_gives(chain: str, types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raws = Maker(random.Random(f"{chain} {types}"), types).records()
-    handled = routes(HANDLERS | ({"*": as_any} if "offset" in chain else {}))
+    handled = types_of(HANDLERS | ({"*": as_any} if "offset" in chain else {}))
     decoding = decoder(handled, **CHAINS[chain])
-    expected = [told(alone(decoding, raw)) for raw in raws]
+    expected = [facts(alone(decoding, raw)) for raw in raws]
 
     one_by_one = 0
     decode = Decoder.decode
 
-    def counted(self: Decoder, incoming: Incoming, assignment: Assignment) -> Record:
+    def counted(self: Decoder, incoming: Incoming, reading: Reading) -> Record:
         nonlocal one_by_one
         one_by_one += 1
-        return decode(self, incoming, assignment)
+        return decode(self, incoming, reading)
 
     monkeypatch.setattr(Decoder, "decode", counted)
-    found = [told(record) for record in decoding.decode_all(raws, ASSIGNMENT)]
+    found = [facts(record) for record in Batch(decoding.decode_all(raws, READING)).as_rows()]
     assert len(found) == len(expected)
     for is_, should_be in zip(found, expected, strict=True):
         assert is_ == should_be
@@ -334,40 +334,40 @@ KINDS = list(Maker(random.Random(0), "A").odd)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_odd_record_leaves_its_neighbours_as_they_are(kind: str) -> None:
     for chain, types in (("header or offset", "C"), ("both", "A")):
-        decoding = decoder(routes(), **CHAINS[chain])
+        decoding = decoder(types_of(), **CHAINS[chain])
         make = Maker(random.Random(kind), types)
         usual = [replace(make.plain(), of_offset=n) for n in range(PIECE + 10)]
-        expected = [told(record) for record in decoding.decode_all(usual, ASSIGNMENT)]
+        expected = [facts(record) for record in Batch(decoding.decode_all(usual, READING)).as_rows()]
         for place in (PIECE - 1, PIECE):
             odd = replace(make.odd[kind](), of_offset=place)
             raws = [*usual[:place], odd, *usual[place + 1 :]]
-            found = [told(record) for record in decoding.decode_all(raws, ASSIGNMENT)]
+            found = [facts(record) for record in Batch(decoding.decode_all(raws, READING)).as_rows()]
             assert found[:place] == expected[:place]
-            assert found[place] == told(alone(decoding, odd))
+            assert found[place] == facts(alone(decoding, odd))
             assert found[place + 1 :] == expected[place + 1 :]
 
 
 def test_redriven_record_is_marked_and_its_neighbours_are_not() -> None:
-    decoding = decoder(routes(), **CHAINS["both"])
+    decoding = decoder(types_of(), **CHAINS["both"])
     make = Maker(random.Random(0), "A")
     raws = [make.plain() for _ in range(PIECE)]
     raws[7] = replace(raws[7], of_headers=[*(raws[7].of_headers or ()), (REDRIVE, b"c:A:e8@0")])
-    records = decoding.decode_all(raws, ASSIGNMENT)
+    records = Batch(decoding.decode_all(raws, READING)).as_rows()
     assert [record.redriven for record in records] == [place == 7 for place in range(PIECE)]
     assert records[7].message.id == "A:e8@0"
 
 
 def test_nothing_to_decode_is_fine() -> None:
-    assert decoder(routes(), **CHAINS["flat"]).decode_all([], ASSIGNMENT).spans == []
+    assert decoder(types_of(), **CHAINS["flat"]).decode_all([], READING) == []
 
 
 @pytest.mark.parametrize("where", [[], [0], [3], [7], [0, 1, 7], list(range(8))])
 def test_values_with_a_run_of_digits_are_found_wherever_they_stand(where: list[int]) -> None:
     values = [(b"9" * 30 + b"x" if at in where else b"x" * at) for at in range(8)]
     columns = RawColumns((), values, Partition("t", 0))
-    assert list(columns._with_run_of(_DIGITS, b"0" * 19)) == where
+    assert list(columns._with_run_of(DIGITS, b"0" * 19)) == where
 
 
 def test_a_run_of_digits_does_not_begin_in_one_value_and_end_in_the_next() -> None:
     columns = RawColumns((), [b"1" * 18, b"1" * 18], Partition("t", 0))
-    assert list(columns._with_run_of(_DIGITS, b"0" * 19)) == []
+    assert list(columns._with_run_of(DIGITS, b"0" * 19)) == []

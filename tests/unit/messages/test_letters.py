@@ -9,10 +9,11 @@ import pytest
 
 from processor import Message
 from processor.messages import identity, letters, outputs, stored
+from processor.messages.failure import Failure
 from processor.messages.message import Headers
 from processor.messages.outputs import EncodedOutputs, Outgoing
-from processor.messages.record import Failure, Record
-from tests.support.assignments import assignment
+from processor.messages.record import Record
+from tests.support.readings import reading
 
 KEY = identity.inbox_key("inventory")
 FIRST = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
@@ -69,7 +70,7 @@ def failed(
         None,
         True,
         failure,
-        assignment(3),
+        reading(3),
         attempts=fields.get("attempts", 2),
         first_failed_at=fields.get("first_failed_at", FIRST),
     )

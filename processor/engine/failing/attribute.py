@@ -1,0 +1,50 @@
+"""Whose fault an error is: the batch's, one message's, everybody's or nobody's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from processor.engine.failing.classify import Kind
+from processor.engine.failing.outcomes import Again, Culprit, Unattributed, Wait
+from processor.errors import ConnectionLost, ProcessorError, text_of
+from processor.handling.errors import HandlerError, NotYet
+from processor.handling.queue import QueuedWriteFailed
+from processor.postgres import sqlstates
+
+if TYPE_CHECKING:
+    from processor.engine.failing.classify import Judge
+
+# A batch is run again in place this often when nobody is to blame. After that somebody is looked for.
+TRIES_IN_PLACE = 3
+
+
+def attribute(
+    error: Exception, *, tries: int, careful: Collection[str], judge: Judge
+) -> Again | Culprit | Unattributed | Wait | Exception:
+    """What an error means for the batch that was tried, after so many `tries`; or what to raise instead.
+
+    `careful`: statements that are sent so that it shows whose write is refused.
+    """
+    in_handler, index = isinstance(error, HandlerError), None
+    if isinstance(error, NotYet):
+        return Again(str(error))
+    if isinstance(error, HandlerError):
+        index, error = error.index, error.error
+    if isinstance(error, ProcessorError):
+        return error
+    text = f"{type(error).__name__}: {text_of(error)}"
+    if not in_handler and isinstance(error, TimeoutError):
+        return ConnectionLost("the database does not answer in time")
+    own_words = in_handler and judge.is_explicit(error)
+    if sqlstates.is_passing(error) and not own_words and (tries < TRIES_IN_PLACE or not in_handler):
+        return Again(text)
+    if index is not None:
+        return Culprit(index, error)
+    if sqlstates.is_outage(error) or (in_handler and judge.kind(error) is Kind.OUTAGE):
+        return Wait(text)
+    if isinstance(error, QueuedWriteFailed) and error.what not in careful:
+        return Again(text, careful_with=error.what)
+    if in_handler or sqlstates.is_about_data(error) or sqlstates.is_bystander(error):
+        return Unattributed(error)
+    return error

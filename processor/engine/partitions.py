@@ -1,0 +1,119 @@
+"""The partitions that are ours, as the engine knows them: where their work stands, and what is in its way.
+
+What the reader knows of the same partition is in its `Assignment`; the records have its `Reading`, which never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from processor.engine.failing.budget import Budget
+from processor.messages.record import Reading
+
+if TYPE_CHECKING:
+    from processor.kafka.assignment import Assignment
+    from processor.kafka.reader import PartitionReader
+    from processor.messages.message import Partition
+    from processor.settings.schema import FailureSettings
+
+
+@dataclass(slots=True)
+class CrashHistory:
+    """What is known of owners that died at work on a partition; see crashes.py."""
+
+    on_record: bool = False  # that we work on it: if we die before our first commit, the next owner knows
+    committed: bool = False  # we have committed a batch of it
+    records_to_mark: int = 0  # one of these may have killed our predecessors, so they are marked while they are handled
+    suspects: range | None = None  # the offsets in progress when the last of those died
+    deaths: int = 0  # in a row, at just these offsets
+
+
+@dataclass(slots=True, eq=False)
+class OwnedPartition:
+    assignment: Assignment
+    budget: Budget
+    epoch: int = 0
+    partition_id: int = 0  # its name in the inbox
+    topic_id: str = ""  # of the topic that is read; another one may get the name
+    position: int = 0  # the offset after the last record that Postgres has committed
+    published: int = 0  # everything below is known to be in Kafka
+    silent_below: int = 0  # outputs of records below are not sent again
+    recovered: bool = False
+    outages: int = 0  # in a row
+    halted: str | None = None  # why it goes no further until an operator has looked at it
+    parked_keys: set[bytes] = field(default_factory=set)  # digests of keys whose later messages have to wait
+    attempts: dict[int, int] = field(default_factory=dict)  # by offset: those that failed, of types without inbox
+    crashes: CrashHistory = field(default_factory=CrashHistory)
+
+    @property
+    def partition(self) -> Partition:
+        return self.assignment.partition
+
+    @property
+    def owned(self) -> bool:
+        return self.assignment.owned
+
+    @property
+    def leaving(self) -> bool:
+        return self.assignment.leaving
+
+
+class Partitions:
+    def __init__(self, settings: FailureSettings, reader: PartitionReader) -> None:
+        self._settings = settings
+        self._reader = reader
+        self._by_assignment: dict[Assignment, OwnedPartition] = {}
+        # A reading outlives its end in the batches that have records of it, and in nothing else.
+        self._by_reading: WeakKeyDictionary[Reading, OwnedPartition] = WeakKeyDictionary()
+
+    def of(self, reading: Reading) -> OwnedPartition:
+        return self._by_reading[reading]
+
+    def take_new(self) -> list[OwnedPartition]:
+        """Those that have been assigned to us, and that nobody recovers yet."""
+        return self._known(self._reader.take_new())
+
+    def owned(self) -> list[OwnedPartition]:
+        owned = self._known(self._reader.owned())
+        self._by_assignment = {partition.assignment: partition for partition in owned}
+        return owned
+
+    def active(self) -> list[OwnedPartition]:
+        return [partition for partition in self.owned() if partition.assignment.active]
+
+    def begin(self, partition: OwnedPartition, offset: int) -> None:
+        """Read it from this offset on."""
+        partition.position = offset
+        reading = Reading(partition.partition, partition.partition_id, partition.topic_id, partition.epoch)
+        self._by_reading[reading] = partition
+        self._reader.begin(partition.assignment, reading, offset)
+
+    def suspend(self, partitions: Iterable[OwnedPartition]) -> None:
+        """Take no more records of these, and forget what was read ahead."""
+        self._reader.suspend([partition.assignment for partition in partitions])
+
+    def use(self, partitions: Iterable[OwnedPartition]) -> None:
+        """Keep these from being given back until they are released, for a bounded time."""
+        self._reader.use([partition.assignment for partition in partitions])
+
+    def using(self, partitions: Iterable[OwnedPartition]) -> AbstractContextManager[None]:
+        """Use partitions for a while; Fenced if one of them is to be given back."""
+        return self._reader.using([partition.assignment for partition in partitions])
+
+    def release(self, partitions: Iterable[OwnedPartition]) -> None:
+        self._reader.release([partition.assignment for partition in partitions])
+
+    def take_astray(self) -> dict[OwnedPartition, str]:
+        """Those whose position is outside the log, and why, once everything before it is processed."""
+        found = self._reader.take_astray()
+        return dict(zip(self._known(found), found.values(), strict=True))
+
+    def _known(self, assignments: Iterable[Assignment]) -> list[OwnedPartition]:
+        return [
+            self._by_assignment.setdefault(assignment, OwnedPartition(assignment, Budget(self._settings)))
+            for assignment in assignments
+        ]

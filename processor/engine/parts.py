@@ -1,0 +1,137 @@
+"""What the loop works with, put together once per process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from processor.engine.crashes import CrashTracker
+from processor.engine.failing.attempts import Attempts
+from processor.engine.failing.classify import Judge
+from processor.engine.failing.conclude import Conclusion
+from processor.engine.failing.parking import Parking
+from processor.engine.failing.pauses import PartitionPauses
+from processor.engine.housekeeping import Housekeeping
+from processor.engine.intake import Intake
+from processor.engine.orphans import Orphans
+from processor.engine.partitions import Partitions
+from processor.engine.publishing import PublishQueue
+from processor.engine.recoveries import Recoveries
+from processor.engine.takeover import Takeover
+from processor.engine.transaction import Transactions
+from processor.kafka.producer import TransactionalProducer
+from processor.messages import identity
+from processor.postgres.deadlocks import DeadlockGate
+from processor.postgres.inbox import Inbox
+from processor.postgres.ledger import Ledger
+from processor.postgres.session import Session
+from processor.postgres.slots import Slot
+
+if TYPE_CHECKING:
+    from processor.handling.registry import Routes
+    from processor.kafka.cluster import Cluster
+    from processor.kafka.membership import Membership
+    from processor.kafka.reader import PartitionReader
+    from processor.observe.events import Emit
+    from processor.observe.readiness import Readiness
+    from processor.observe.stalls import Stalls
+    from processor.settings.schema import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    settings: Settings
+    routes: Routes
+    stalls: Stalls
+    emit: Emit
+    reader: PartitionReader
+    producer: TransactionalProducer
+    slot: Slot
+    sessions: tuple[Session, Session]  # for control, and for the slot's lock
+    judge: Judge
+    partitions: Partitions
+    transactions: Transactions
+    intake: Intake
+    parking: Parking
+    crashes: CrashTracker
+    attempts: Attempts
+    pauses: PartitionPauses
+    conclusion: Conclusion
+    publishing: PublishQueue
+    recoveries: Recoveries
+    housekeeping: Housekeeping
+    orphans: Orphans
+
+    def helpers(self) -> list[Coroutine[Any, Any, None]]:
+        """What goes on beside the loop for as long as it runs."""
+        helpers = [self.orphans.watch(), self.housekeeping.watch_topics()]
+        return [*helpers, self.attempts.reap()] if self.routes.act else helpers
+
+    async def close(self) -> None:
+        """Behind everything else: until we have left the group, what is under way may still be published."""
+        await self.producer.close()
+        control, slots = self.sessions
+        await slots.close()
+        await control.close()
+        await self.transactions.close()
+
+
+def build(
+    settings: Settings,
+    routes: Routes,
+    reader: PartitionReader,
+    membership: Membership,
+    cluster: Cluster,
+    readiness: Readiness,
+    stalls: Stalls,
+    emit: Emit,
+) -> Parts:
+    control, slots = Session(settings, "control", retried=True), Session(settings, "slot", retried=True)
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    # A lease outlives its owner: it must not be taken for that of another one with the same process id.
+    lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
+    key_of = identity.inbox_key(settings.consumer)
+    gate = DeadlockGate(settings, control)
+    inbox = Inbox(key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms)
+    ledger = Ledger(settings.consumer, owner)
+    slot = Slot(settings.consumer, slots, ledger)
+    producer = TransactionalProducer(settings.kafka, slot.lease, membership.metadata)
+    judge = Judge(settings)
+    partitions = Partitions(settings.failure, reader)
+    parking = Parking(settings, partitions)
+    crashes = CrashTracker(settings, partitions, control, ledger)
+    attempts = Attempts(settings, partitions, routes, control, inbox, crashes, parking, stalls, emit)
+    pauses = PartitionPauses(settings, partitions, control, inbox, attempts, judge, readiness, emit)
+    transactions = Transactions(settings, inbox, ledger, gate, parking, partitions, emit)
+    publishing = PublishQueue(settings.batch, partitions, producer, reader.news.set, emit)
+    reader.when_leaving = publishing.hurry
+    takeover = Takeover(
+        settings, partitions, cluster, control, ledger, slot, producer, pauses, crashes, parking, key_of, emit
+    )
+    return Parts(
+        settings=settings,
+        routes=routes,
+        stalls=stalls,
+        emit=emit,
+        reader=reader,
+        producer=producer,
+        slot=slot,
+        sessions=(control, slots),
+        judge=judge,
+        partitions=partitions,
+        transactions=transactions,
+        intake=Intake(settings.batch, reader, publishing, readiness),
+        parking=parking,
+        crashes=crashes,
+        attempts=attempts,
+        pauses=pauses,
+        conclusion=Conclusion(settings, partitions, cluster),
+        publishing=publishing,
+        recoveries=Recoveries(partitions, takeover, pauses, readiness, reader.news.set, emit),
+        housekeeping=Housekeeping(partitions, publishing, ledger, control, cluster, pauses),
+        orphans=Orphans(settings.kafka, slots, slot, ledger, emit),
+    )

@@ -1,0 +1,111 @@
+"""The recoveries that are under way, beside the work on other partitions; and the one way back from trouble.
+
+What goes wrong for a partition starts over that partition, and no other: read from Postgres and Kafka what was
+committed, bring the two in step, go on from there. Nothing is concluded from how an attempt looked from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from processor.engine.failing import classify
+from processor.errors import BatchAborted, ConnectionLost, Fenced
+from processor.observe.events import RecoveryRetried, StartingOver
+
+if TYPE_CHECKING:
+    from processor.engine.failing.pauses import PartitionPauses
+    from processor.engine.partitions import OwnedPartition, Partitions
+    from processor.engine.takeover import Takeover
+    from processor.observe.events import Emit
+    from processor.observe.readiness import Readiness
+
+# These mean: what was committed has to be looked up. Anything else is a failing message, or a bug.
+Trouble = (BatchAborted, Fenced, ConnectionLost)
+
+
+class Recoveries:
+    def __init__(
+        self,
+        partitions: Partitions,
+        takeover: Takeover,
+        pauses: PartitionPauses,
+        readiness: Readiness,
+        notify: Callable[[], None],
+        emit: Emit,
+    ) -> None:
+        self._partitions = partitions
+        self._takeover = takeover
+        self._pauses = pauses
+        self._readiness = readiness
+        self._notify = notify  # called when a recovery has ended
+        self._emit = emit
+        self._under_way: dict[asyncio.Task[None], list[OwnedPartition]] = {}  # and what each is not yet done with
+        self._stopping = False
+
+    def begin_new(self) -> None:
+        """Recover what has been assigned to us, and raise what came out of recoveries that have ended."""
+        for task in [task for task in self._under_way if task.done()]:
+            del self._under_way[task]
+            task.result()
+        new = self._partitions.take_new()
+        if new:
+            self._begin(new)
+
+    def start_over(self, trouble: Exception, affected: Collection[OwnedPartition]) -> list[OwnedPartition]:
+        """Recover the partitions that something went wrong for, all of them if none is named; gives which."""
+        recovering = set(chain.from_iterable(self._under_way.values()))
+        candidates = [one for one in (*self._partitions.active(), *self._pauses.owned()) if one not in recovering]
+        chosen = [partition for partition in candidates if partition in affected or not affected]
+        names = [str(partition.partition) for partition in chosen]
+        self._emit(StartingOver(str(trouble), type(trouble).__name__, names))
+        self._partitions.suspend(chosen)
+        if chosen:  # else they are another instance's business already
+            self._begin(chosen, str(trouble))
+        return chosen
+
+    def stop(self) -> None:
+        """Begin no other try."""
+        self._stopping = True
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        for task in self._under_way:
+            task.cancel()
+        return list(self._under_way)
+
+    def _begin(self, partitions: list[OwnedPartition], reason: str | None = None) -> None:
+        task = asyncio.create_task(self._recover(partitions, reason))
+        task.add_done_callback(lambda _: self._notify())
+        self._under_way[task] = partitions
+
+    async def _recover(self, partitions: list[OwnedPartition], reason: str | None) -> None:
+        """Bring these in step and start reading them; those that do not go come again until they do, or are not ours.
+
+        A partition leaves the list when it is done with: what goes wrong with it later is not this recovery's business.
+        """
+        tries = 0
+        obstacle = object()
+        if reason is not None:
+            self._readiness.obstruct(obstacle, reason)
+        try:
+            while not self._stopping:
+                partitions[:] = [partition for partition in partitions if not partition.leaving]
+                if not partitions:
+                    return
+                try:
+                    left = await self._takeover.recover(partitions, tries)
+                except Trouble as trouble:
+                    if any(partition.leaving for partition in partitions):
+                        continue  # it is no longer our business, and the others need not wait
+                    left = dict.fromkeys(partitions, str(trouble))
+                partitions[:] = left
+                if left:
+                    tries += 1
+                    reason = "; ".join(dict.fromkeys(left.values()))
+                    self._readiness.obstruct(obstacle, reason)
+                    self._emit(RecoveryRetried(reason, tries, [str(partition.partition) for partition in left]))
+                    await asyncio.sleep(classify.backoff(tries))
+        finally:
+            self._readiness.clear(obstacle)

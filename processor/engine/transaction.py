@@ -1,0 +1,144 @@
+"""The one Postgres transaction of a batch: inbox rows, handlers' rows, positions and outputs, all of them or none.
+
+Every BEGIN, COMMIT and ROLLBACK of a batch is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from processor import failpoints
+from processor.engine.failing.outcomes import Again, Cut, Wait
+from processor.errors import BatchAborted, Fenced
+from processor.observe.events import RollbackFailed
+from processor.postgres.inbox import BusyElsewhere, CutBefore, may_be_copied
+from processor.postgres.session import Connection, Session
+
+if TYPE_CHECKING:
+    from processor.engine.failing.parking import Parking
+    from processor.engine.partitions import Partitions
+    from processor.messages.batch import Batch
+    from processor.messages.record import Record
+    from processor.observe.events import Emit
+    from processor.postgres.deadlocks import DeadlockGate
+    from processor.postgres.inbox import Claims, Inbox
+    from processor.postgres.ledger import Advance, Ledger, Sent
+    from processor.settings.schema import Settings
+
+# A message that is busy elsewhere is not asked about sooner than this, however soon its lease runs out.
+SHORTEST_WAIT_SECONDS = 0.2
+
+
+class Transactions:
+    def __init__(
+        self,
+        settings: Settings,
+        inbox: Inbox,
+        ledger: Ledger,
+        gate: DeadlockGate,
+        parking: Parking,
+        partitions: Partitions,
+        emit: Emit,
+    ) -> None:
+        self.session = Session(settings, "work")
+        self.inbox = inbox
+        self.ledger = ledger
+        self.gate = gate
+        self.parking = parking
+        self.partitions = partitions
+        self.emit = emit
+
+    @asynccontextmanager
+    async def open(self, batch: Batch) -> AsyncIterator[Transaction]:
+        """A transaction that is rolled back unless it is committed."""
+        async with self.session.use() as connection:
+            transaction = Transaction(self, connection, batch)
+            try:
+                yield transaction
+            except Exception:
+                await transaction.close()
+                raise
+            await transaction.close()
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+class Transaction:
+    def __init__(self, transactions: Transactions, connection: Connection, batch: Batch) -> None:
+        self._connection = connection
+        self._batch = batch
+        self._of = transactions
+        self.session = transactions.session
+        self._open = True
+
+    async def claim(self) -> Claims | Cut | Wait | Again:
+        """Begin, and decide which of the records are ours to handle."""
+        claims = await self._claim()
+        failpoints.reach("after_claim")
+        return claims
+
+    async def _claim(self) -> Claims | Cut | Wait | Again:
+        await self._begin()
+        failpoints.reach("before_claim")
+        await self._of.parking.sort_out(self._connection, self._batch)
+        inbox, batch = self._of.inbox, self._batch
+        if inbox.expects_unknown(len(batch)) and may_be_copied(batch):
+            claims = await inbox.claim_unknown(self._connection, batch)
+            if claims is not None:
+                return claims
+            # Nothing else is in it yet. A savepoint instead would make all that follows a subtransaction.
+            await self._begin(anew=True)
+        match await inbox.claim(self._connection, batch.as_rows()):
+            case CutBefore(index):
+                return Cut(index)
+            case BusyElsewhere(record, seconds):
+                reason = f"message {record.message.id} is being processed elsewhere"
+                seconds = None if seconds is None else max(SHORTEST_WAIT_SECONDS, seconds)
+                return Wait(reason, [self._of.partitions.of(record.reading)], seconds, outage=False)
+            case claims if claims.newly_failed and self._of.parking.parks:
+                return Again("a message that fails for its id parks its key")
+            case claims:
+                return claims
+
+    async def _begin(self, *, anew: bool = False) -> None:
+        gate = self._of.gate
+        await gate.wait_for_turn(self._connection, gate.begin_sql(anew=anew))
+
+    async def keep(self, undone: Sequence[Record], results: Sequence[tuple[Record, str]]) -> None:
+        """Keep failed and parked records as they came, and what handlers returned."""
+        failpoints.reach("after_handlers")
+        await self._of.inbox.keep(self._connection, undone, park=self._of.parking.parks)
+        await self._of.inbox.keep_results(self._connection, results)
+
+    async def advance(self, shares: Sequence[Advance], sent: Sequence[Sent]) -> None:
+        """Move the ledger to the end of the batch, and store its outputs. Fenced if another instance is the owner."""
+        failpoints.reach("before_ledger")
+        ours = await self._of.ledger.advance(self._connection, shares, sent)
+        others = [str(share.partition) for share in shares if share.partition not in ours]
+        if others:
+            raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
+        failpoints.reach("after_ledger")
+
+    async def commit(self) -> None:
+        """A lost answer leaves the connection broken: then the ledger says what became of it."""
+        failpoints.reach("before_postgres_commit")
+        self._open = False
+        # Postgres answers the COMMIT of a transaction that has failed with ROLLBACK, and with no error.
+        if await self._connection.execute("COMMIT") != "COMMIT":
+            raise BatchAborted("Postgres rolled the batch back")
+        failpoints.reach("after_postgres_commit")
+        self._of.gate.committed()
+
+    async def close(self) -> None:
+        """Roll back unless it is committed."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            await self._connection.execute("ROLLBACK")
+        except Exception as error:  # the connection is of no use; Postgres rolls back by itself
+            self._of.emit(RollbackFailed(str(error)))
+            self._connection.terminate()

@@ -1,0 +1,239 @@
+"""What happens in the engine, one class per kind of fact.
+
+The engine emits events and knows no listener. Logs and counters listen today. A class's name in snake case is the
+event's name in the logs, and its fields are the line's, so both are an interface: operators search for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias
+
+
+@dataclass(frozen=True)
+class Event:
+    name: ClassVar[str]
+    level: ClassVar[str | None]  # of its line in the log; None: it has none
+
+    def __init_subclass__(cls, level: str | None = "info") -> None:
+        cls.level = level
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @property
+    def severity(self) -> str | None:
+        return self.level
+
+    def data(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+Listener: TypeAlias = Callable[[Event], None]
+Emit: TypeAlias = Callable[[Event], None]
+
+
+class Events:
+    """Passes on what is emitted, at once and in the order of the listeners."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def __call__(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+# --- batches and messages ---
+
+
+@dataclass(frozen=True)
+class BatchCommitted(Event, level=None):
+    records: int
+    completed: int
+    duplicates: int
+    failed: int
+    parked: int
+    collisions: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class BatchRetried(Event):
+    """Nobody was at fault."""
+
+    reason: str
+    times: int
+    records: int
+
+
+@dataclass(frozen=True)
+class MessageFailed(Event, level="warning"):
+    """For good: it is kept as a failed row."""
+
+    message_id: str
+    at: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class MessageRetried(Event):
+    message_id: str
+    at: str
+    attempt: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class MessageParked(Event):
+    message_id: str
+    at: str
+
+
+@dataclass(frozen=True)
+class MessageCollided(Event, level="warning"):
+    message_id: str
+    at: str
+
+
+@dataclass(frozen=True)
+class RollbackFailed(Event, level="debug"):
+    error: str
+
+
+@dataclass(frozen=True)
+class AttemptsNotEnded(Event, level="debug"):
+    reason: str
+
+
+@dataclass(frozen=True)
+class AttemptsNotAbandoned(Event, level="debug"):
+    reason: str
+
+
+# --- leases of effects ---
+
+
+@dataclass(frozen=True)
+class LeaseExpired(Event, level="warning"):
+    """Its owner is taken for dead: the message is tried again."""
+
+    message_id: str
+
+
+@dataclass(frozen=True)
+class LeaseNotRenewed(Event, level="warning"):
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NothingReaped(Event, level="warning"):
+    reason: str
+
+
+# --- partitions ---
+
+# What recovery finds as a rule; anything else is worth an operator's look.
+ORDINARY_FINDINGS = ("first_start", "partition_added", "in_step", "died_between_commits")
+
+
+@dataclass(frozen=True)
+class PartitionReady(Event):
+    """Both systems are in step, and reading begins."""
+
+    partition: str
+    found: str  # by recovery
+    start: int
+
+    @property
+    def severity(self) -> str:
+        return "info" if self.found in ORDINARY_FINDINGS else "warning"
+
+
+@dataclass(frozen=True)
+class PartitionHeld(Event):
+    """It waits, and is read again after this time."""
+
+    partition: str
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class PartitionHalted(Event, level="error"):
+    """It goes no further until an operator has looked at it."""
+
+    partition: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StartingOver(Event, level="warning"):
+    reason: str
+    kind: str
+    partitions: Sequence[str]
+
+
+@dataclass(frozen=True)
+class RecoveryRetried(Event, level="warning"):
+    reason: str
+    tries: int
+    partitions: Sequence[str]
+
+
+@dataclass(frozen=True)
+class StoredOutputsSent(Event):
+    outputs: int
+
+
+@dataclass(frozen=True)
+class FrozenSessionEnded(Event, level="warning"):
+    backend: int
+
+
+# --- the process ---
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    consumer: str
+    topics: Sequence[str]
+    pid: int
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    records: int
+    completed: int
+    duplicates: int
+    failed: int
+    parked: int
+    retried: int
+    collisions: int
+    outputs: int
+    batches: int
+
+
+@dataclass(frozen=True)
+class ProducerNotReady(Event, level="warning"):
+    reason: str
+
+
+@dataclass(frozen=True)
+class PublicationFailed(Event, level="error"):
+    """By a bug of ours: the outputs are stored, and recovery sends them."""
+
+    exc_info: BaseException
+
+
+@dataclass(frozen=True)
+class OrphansNotSeen(Event, level="debug"):
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeftToRecovery(Event, level="warning"):
+    reason: str
