@@ -39,9 +39,9 @@ JOIN_INTERVAL_SECONDS = 1.0
 
 
 class Membership:
-    def __init__(self, settings: Settings, source: PartitionReader) -> None:
+    def __init__(self, settings: Settings, reader: PartitionReader) -> None:
         self._settings = settings
-        self._source = source
+        self._reader = reader
         self._consumer: Consumer
         self._changed = threading.Condition()
         self._metadata: Any = None
@@ -94,7 +94,7 @@ class Membership:
                     raise_if_final(error)
                 self._refresh()
         except BaseException as error:  # handed to the event loop, which decides
-            self._source.fail(error)
+            self._reader.fail(error)
         finally:
             try:
                 self._consumer.close()
@@ -112,7 +112,7 @@ class Membership:
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign([])
         self._refresh()
-        self._source.assign(_partitions(partitions))
+        self._reader.assign(_partitions(partitions))
         log.info("partitions_assigned", partitions=_names(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -122,22 +122,22 @@ class Membership:
         metadata of the group's present generation, which is known here first.
         """
         self._refresh()
-        revoked = self._source.assignments(_partitions(partitions))
+        revoked = self._reader.assignments(_partitions(partitions))
         self._wait(self._closing.wait, self._keep_seconds)  # no longer when we leave: then nobody joins twice
-        self._source.leave(revoked)
+        self._reader.leave(revoked)
         finished = self._wait(
-            lambda seconds: self._source.wait_until_unused(revoked, seconds),
+            lambda seconds: self._reader.wait_until_unused(revoked, seconds),
             self._settings.kafka.revoke_timeout_ms / 1000,
         )
-        self._source.disown(revoked)
+        self._reader.disown(revoked)
         consumer.incremental_unassign([])
         log.info("partitions_revoked", partitions=_names(partitions), finished=finished)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Somebody else has them already: drop everything at once."""
-        lost = self._source.assignments(_partitions(partitions))
-        self._source.leave(lost)
-        self._source.disown(lost, lost=True)
+        lost = self._reader.assignments(_partitions(partitions))
+        self._reader.leave(lost)
+        self._reader.disown(lost, lost=True)
         consumer.incremental_unassign([])
         log.warning("partitions_lost", partitions=_names(partitions))
 
