@@ -34,16 +34,16 @@ class Engine:
         self._emit = Events(self._counters, logs.write)
         self.reader = PartitionReader(settings, Decoder(settings, routes.types))
         self._cluster = Cluster(settings.kafka, settings.consumer)
-        self._readiness = Readiness(settings.run.ready_file)
-        self._stalls = Stalls(settings.failure.timeout_ms / 1000, settings.run.stop_timeout_ms / 1000, self._readiness)
-        self._membership = Membership(settings, self.reader)
+        self.readiness = Readiness(settings.run.ready_file)
+        self._stalls = Stalls(settings.failure.timeout_ms / 1000, settings.run.stop_timeout_ms / 1000, self.readiness)
+        self.membership = Membership(settings, self.reader)
         self.parts = parts.build(
             settings,
             routes,
             self.reader,
-            self._membership,
+            self.membership,
             self._cluster,
-            self._readiness,
+            self.readiness,
             self._stalls,
             self._emit,
         )
@@ -90,16 +90,16 @@ class Engine:
                 )
         self.reader.start()
         if self._settings.kafka.static_membership:
-            self._membership.start(await self.parts.slot.lease())
+            self.membership.start(await self.parts.slot.lease())
         else:
-            self._membership.start()
+            self.membership.start()
         await self._loop.open()
-        self._readiness.clear("starting")
+        self.readiness.clear("starting")
         self._emit(Started(self._settings.consumer, self._settings.topics, os.getpid()))
 
     async def _close(self) -> None:
-        self._readiness.close()
-        await asyncio.to_thread(self._membership.close)
+        self.readiness.close()
+        await asyncio.to_thread(self.membership.close)
         await self.reader.close()
         await self.parts.close()
         await asyncio.to_thread(self._cluster.close)

@@ -60,7 +60,7 @@ class Bench:
         routes = registry.load(settings)
         started = [Engine(settings, routes) for _ in range(engines)]
         tasks = [asyncio.create_task(engine.run()) for engine in started]
-        self._tasks = tasks
+        self.tasks = tasks
         self.engines = started
         try:
             yield
@@ -91,7 +91,7 @@ class Bench:
             found = condition()
             if await found if inspect.isawaitable(found) else found:
                 return
-            for task in self._tasks:
+            for task in self.tasks:
                 if task.done():
                     task.result()
             if time.monotonic() > deadline:

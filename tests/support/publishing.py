@@ -40,7 +40,7 @@ class Kafka:
 
 async def crash(bench: Bench) -> None:
     """The engine ends without leaving anything in order."""
-    (task,) = bench._tasks
+    (task,) = bench.tasks
     task.cancel()
     await asyncio.wait({task})
-    bench._tasks.clear()
+    bench.tasks.clear()

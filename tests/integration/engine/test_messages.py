@@ -536,7 +536,7 @@ async def test_stop_during_a_handler_that_never_ends_rolls_back_and_leaves_nothi
 async def _cancelled_in_the_handler(bench: Bench) -> None:
     async with bench.running():
         await handlers.gate.wait()
-        bench._tasks[0].cancel()
+        bench.tasks[0].cancel()
 
 
 async def test_message_that_fails_and_comes_again_in_the_same_batch_is_tried_again(bench: MakeBench) -> None:

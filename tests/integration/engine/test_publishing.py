@@ -115,15 +115,15 @@ async def test_what_may_be_between_the_two_systems_is_bounded(
     b = bench("by_column", batch=BATCH)
     async with b.running():
         kafka = await behind_the_first(b, monkeypatch, batches=2 * FULL)
-        loop = b.engines[0]._loop
+        parts = b.engines[0].parts
         held_up = asyncio.Event()
-        wait = loop._publishing._next
+        wait = parts.publishing._next
 
         async def watched() -> None:
             held_up.set()
             await wait()
 
-        monkeypatch.setattr(loop._publishing, "_next", watched)
+        monkeypatch.setattr(parts.publishing, "_next", watched)
         handlers.gate.set()
         await b.until(held_up.is_set, "no room")
         assert len(await b.rows("SELECT FROM unsent")) == 2 * TOGETHER

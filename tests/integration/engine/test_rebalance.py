@@ -27,7 +27,7 @@ def alarms(logs: list[Any]) -> list[Any]:
 
 def remembered_metadata(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """From now on the publish thread is first given the metadata of this moment, however old it is by then."""
-    membership, old = engine._membership, engine._membership.metadata()
+    membership, old = engine.membership, engine.membership.metadata()
     refused: list[Any] = []
 
     def metadata(was_refused: Any = None) -> Any:
@@ -48,9 +48,9 @@ async def test_publication_that_is_refused_for_an_old_generation_is_sent_again_a
         (first,) = b.engines
         await b.until(lambda: len(first.reader.fetching()) == 2, "both partitions")
         refused = remembered_metadata(first, monkeypatch)
-        everyone = b._tasks
+        everyone = b.tasks
         async with b.running():
-            b._tasks = [*everyone, *b._tasks]
+            b.tasks = [*everyone, *b.tasks]
             await b.until(lambda: len(b.engines[0].reader.fetching()) == 1, "one of them moved")
             (stayed,) = first.reader.owned()
             b.send([Sent({"what": f"m{n}"}, b"k", id=f"m{n}", partition=stayed.partition.number) for n in range(3)])
@@ -88,9 +88,9 @@ async def test_partition_that_is_read_anew_while_a_rebalance_waits_to_be_heard_d
         (first,) = b.engines
         await b.until(lambda: len(first.reader.fetching()) == 2, "both partitions")
         with stalled(first) as stall:
-            everyone = b._tasks
+            everyone = b.tasks
             async with b.running():
-                b._tasks = [*everyone, *b._tasks]
+                b.tasks = [*everyone, *b.tasks]
                 (second,) = b.engines
                 await b.until(lambda: asyncio.to_thread(is_rebalancing, b), "a rebalance that waits for the first")
                 handlers.plans["m0"] = iter([Retry("not yet")])
@@ -129,7 +129,7 @@ async def test_work_that_ends_after_its_partition_was_lost_and_given_to_us_anew_
 @contextmanager
 def stalled(engine: Engine) -> Iterator[threading.Event]:
     """The group thread hears of nothing until the event is set."""
-    membership, go_on = engine._membership, threading.Event()
+    membership, go_on = engine.membership, threading.Event()
     refresh = membership._refresh
 
     def wait() -> None:

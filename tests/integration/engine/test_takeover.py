@@ -234,7 +234,7 @@ async def test_partition_that_has_to_halt_does_not_take_the_others_with_it(bench
         (halted,) = events(logs, "partition_halted")
         assert halted["partition"] == f"{b.input}[0]"
         assert "expired" in halted["reason"]
-        assert not engine._readiness.ready
+        assert not engine.readiness.ready
         b.send([Sent({"what": "later"}, id="later", partition=1)])
         await b.done_with(1)
     effects = await b.effects()

@@ -189,4 +189,4 @@ async def test_stop_in_the_middle_of_all_lanes_leaves_nothing_half_done(bench: M
 async def _cancelled_in_the_handlers(bench: Bench) -> None:
     async with bench.running():
         await handlers.gate.wait()
-        bench._tasks[0].cancel()
+        bench.tasks[0].cancel()

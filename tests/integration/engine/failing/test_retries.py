@@ -230,7 +230,7 @@ async def test_type_without_inbox_that_is_cut_off_in_its_second_try_leaves_no_ro
     async def cut_off() -> None:
         async with b.running():
             await b.until(handlers.gate.is_set, "the second try")
-            b._tasks[0].cancel()
+            b.tasks[0].cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await cut_off()
