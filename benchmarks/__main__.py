@@ -15,6 +15,7 @@ import asyncpg
 import typer
 from confluent_kafka import KafkaException
 
+from benchmarks import against as versions
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
 from benchmarks import rebalance as rebalances
@@ -35,6 +36,7 @@ from processor.stack import Stack
 # Enough for the steady rate of two workers: see verdicts.py.
 RECORDS = 400_000
 GROWTH_RECORDS = 300_000
+PAIR_RECORDS = 200_000
 QUICK_RECORDS = 30_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
@@ -192,6 +194,44 @@ def rebalance(
 
     def work(site: Site, results: Results, show: Show) -> None:
         results.stalls += rebalances.take_turns(site, names, rates or list(rebalances.RATES), churn, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def against(
+    rev: Annotated[str, typer.Argument(help="Any revision of this repository: a branch, a tag, a commit, HEAD.")],
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs for each subject.")] = 8,
+    only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(versions.SHARES)}.")] = None,
+    records: Annotated[int, typer.Option(min=1000, help="Records of a run; slow subjects get a part.")] = PAIR_RECORDS,
+    with_latency: Annotated[bool, typer.Option("--latency/--no-latency", help="Also latency at 500 msg/s.")] = True,
+    seconds: Annotated[float, typer.Option(min=1, help="How long latency is measured in each run.")] = SECONDS,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """This working tree beside another version of the repository, in pairs of runs on the same servers.
+
+    REV is checked out into a folder of its own and runs from there, uncommitted changes are part of this tree. Do not
+    edit the tree meanwhile. A ratio above 1 is more of the unit: good for msg/s, bad for ms and µs.
+    """
+    unknown = set(only or ()) - versions.SHARES.keys()
+    if unknown:
+        raise typer.BadParameter(f"no subject {', '.join(sorted(unknown))}", param_hint="--only")
+    try:
+        revision = versions.find(rev)
+    except BenchError as error:
+        _fail(str(error))
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        with versions.checked_out(revision, site.folder) as tree:
+            results.comparisons += versions.throughput(
+                site, tree, revision, only or versions.USUAL, records, pairs, show
+            )
+            if with_latency:
+                results.comparisons += versions.latencies(site, tree, revision, seconds, pairs, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

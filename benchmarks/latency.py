@@ -63,9 +63,9 @@ def measure(site: Site, subject: Subject, repetition: int, seconds: float) -> La
     steady = int(PER_SECOND * seconds)
     result = Latency(subject.name, repetition, steady)
     with site.topic(f"latency-{subject.name}") as topic, site.job(subject.name, topic) as job:
-        command, environment = subject.prepare(job, site.folder)
+        command = subject.prepare(job, site.folder)
         log = site.folder / f"{job.group}.log"
-        with Running(site.keeper, command, environment, log) as running, Stream(site, job) as stream:
+        with Running(site.keeper, command, log) as running, Stream(site, job) as stream:
             try:
                 idle, loaded = _send(stream, steady)
             except BenchError as error:

@@ -78,8 +78,8 @@ def warm_up(site: Site) -> None:
 
 def complete(site: Site, subject: Subject, job: Job, records: int, tell: Tell = _nothing) -> tuple[Sample, Sample]:
     """Run a subject until all outputs are visible, and stop it; gives what had been used at two moments."""
-    command, environment = subject.prepare(job, site.folder)
-    with Running(site.keeper, command, environment, site.folder / f"{job.group}.log") as running:
+    command = subject.prepare(job, site.folder)
+    with Running(site.keeper, command, site.folder / f"{job.group}.log") as running:
         samples = _watch(site, job, running, records, tell)
         running.stop()
     return samples

@@ -269,7 +269,7 @@ class Scene:
         self._per_second = per_second
         self._events = events
         self._members: list[Member] = []
-        self._command, self._environment = profile.subject().prepare(job, site.folder)
+        self._command = profile.subject().prepare(job, site.folder)
         self._open = ExitStack()
         self._pacing = ExitStack()
         self.stream = Stream(site, job, INPUT_PARTITIONS)
@@ -359,7 +359,7 @@ class Scene:
     def _start(self) -> Member:
         name = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[len(self._members) % 26]
         log = self._site.folder / f"{self._job.group}-{len(self._members)}.log"
-        running = Running(self._site.keeper, self._command, self._environment, log)
+        running = Running(self._site.keeper, self._command, log)
         self._open.enter_context(running)
         member = Member(name, running, log)
         self._members.append(member)

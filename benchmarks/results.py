@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.against import Comparison
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
@@ -39,6 +40,7 @@ class Results:
     latencies: list[Latency] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     soak: Soak | None = None
 
     @property
@@ -48,6 +50,7 @@ class Results:
         found += [(f"latency of {one.subject}, repetition {one.repetition + 1}", one.wrong) for one in self.latencies]
         found += [(f"{point.axis} {point.x:,}", point.wrong) for point in self.points]
         found += [(f"rebalance, {stall.profile} at {stall.per_second} msg/s", stall.wrong) for stall in self.stalls]
+        found += [(f"{one.subject}, pair {one.pair + 1}", one.wrong) for one in self.comparisons]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
@@ -113,6 +116,7 @@ class Results:
             first.latencies += other.latencies
             first.points += other.points
             first.stalls += other.stalls
+            first.comparisons += other.comparisons
             first.soak = other.soak or first.soak
         return first
 
@@ -124,5 +128,6 @@ class Results:
         fields["latencies"] = [Latency(**one) for one in fields["latencies"]]
         fields["points"] = [Point(**point) for point in fields["points"]]
         fields["stalls"] = [Stall(**stall) for stall in fields.get("stalls", [])]
+        fields["comparisons"] = [Comparison(**one) for one in fields.get("comparisons", [])]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)

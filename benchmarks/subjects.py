@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import processes
-from benchmarks.job import VARIABLE, Job
+from benchmarks.job import Job
+from benchmarks.processes import ROOT, Command
 
 # Of the input; slow ones get less of it, so that a run takes seconds for everybody.
 FULL = 1.0
@@ -27,16 +28,15 @@ class Subject:
     share: float = FULL
     poison_one_in: int = 0
     python: str = sys.executable
+    tree: Path = ROOT  # the source tree that it is run from: its own modules, handlers and migrations
 
     def records(self, of: int) -> int:
         """How many records it gets of an input of this size."""
         return max(FEWEST_RECORDS, int(of * self.share))
 
-    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """Command and environment; whatever it needs in the database is made here."""
-        path = folder / f"{job.group}.json"
-        job.write(path)
-        return [self.python, "-m", self.module], {VARIABLE: str(path)}
+    def prepare(self, job: Job, folder: Path) -> Command:
+        """The command that starts it; whatever it needs in the database is made here."""
+        return Command([self.python, "-m", self.module], job.variables(folder), self.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Processor(Subject):
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
-        _, environment = Subject.prepare(self, job, folder)
+    def prepare(self, job: Job, folder: Path) -> Command:
         config = folder / f"{job.group}.toml"
         config.write_text(self.config(job))
         processor = [self.python, "-m", "processor"]
-        environment |= {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info", **self.environment}
-        processes.call([*processor, "migrate", str(config)], environment)
-        return [*processor, "run", str(config), "--workers", str(self.workers)], environment
+        logs = {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info"}
+        environment = {**job.variables(folder), **logs, **self.environment}
+        processes.call(Command([*processor, "migrate", str(config)], environment, self.tree))
+        return Command([*processor, "run", str(config), "--workers", str(self.workers)], environment, self.tree)
 
     def config(self, job: Job) -> str:
         top: dict[str, Any] = {"consumer": job.group, "topic": job.input}
