@@ -110,7 +110,7 @@ def throughput(
         feed = site.feed(subject.records(records), poison_one_in=subject.poison_one_in)
         for pair in range(pairs):
             runs: dict[str, Run] = {}
-            for side, of in _in_turn(subject, tree, pair):
+            for side, of in sides(subject, tree, pair):
                 show.step(f"{name}, pair {pair + 1} of {pairs}: {side}")
                 runs[side] = measure(site, of, feed, pair, tell=show.progress)
             this, other = runs["this"], runs["other"]
@@ -128,7 +128,7 @@ def latencies(site: Site, tree: Path, revision: Revision, seconds: float, pairs:
     found = []
     for pair in range(pairs):
         runs = {}
-        for side, of in _in_turn(latency.DEFAULT, tree, pair):
+        for side, of in sides(latency.DEFAULT, tree, pair):
             show.step(f"latency at {latency.PER_SECOND} msg/s, pair {pair + 1} of {pairs}: {side}")
             runs[side] = latency.measure(site, of, pair, seconds)
         this, other = runs["this"], runs["other"]
@@ -162,9 +162,10 @@ def summaries(comparisons: list[Comparison]) -> list[Summary]:
     return found
 
 
-def _in_turn(subject: Processor, tree: Path, pair: int) -> list[tuple[str, Processor]]:
-    sides = [("this", subject), ("other", replace(subject, tree=tree))]
-    return sides if pair % 2 == 0 else sides[::-1]
+def sides(subject: Processor, tree: Path, pair: int) -> list[tuple[str, Processor]]:
+    """Both versions in the order in which they run: this first in every even pair, the other first in every odd one."""
+    both = [("this", subject), ("other", replace(subject, tree=tree))]
+    return both if pair % 2 == 0 else both[::-1]
 
 
 def _cost(run: Run) -> float | None:

@@ -127,7 +127,7 @@ class Results:
         fields["ceilings"] = [Ceiling(**ceiling) for ceiling in fields["ceilings"]]
         fields["latencies"] = [Latency(**one) for one in fields["latencies"]]
         fields["points"] = [Point(**point) for point in fields["points"]]
-        fields["stalls"] = [Stall(**stall) for stall in fields.get("stalls", [])]
-        fields["comparisons"] = [Comparison(**one) for one in fields.get("comparisons", [])]
+        fields["stalls"] = [Stall(**stall) for stall in fields["stalls"]]
+        fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)
