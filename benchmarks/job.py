@@ -1,4 +1,4 @@
-"""What a subject is told: one JSON file, named by the environment variable BENCH_JOB."""
+"""A subject's instructions: one JSON file, named by the environment variable BENCH_JOB."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Command:
 
 
 class Keeper:
-    """Our end of a pipe; whoever is still on the keeper's list when it breaks is killed."""
+    """Our end of a pipe to a process that kills every subject on its list when the pipe breaks."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -98,13 +98,13 @@ class Running:
         return self._process.poll()
 
     def stop(self) -> None:
-        """SIGTERM, and wait; who does not listen is killed, which the check then judges."""
+        """SIGTERM, and wait. A subject that does not stop in time is killed at the end of the block."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL, and wait: it can say goodbye to nobody."""
+        """SIGKILL, and wait: it cannot leave its group."""
         self._process.kill()
         self._process.wait()
 

@@ -16,7 +16,7 @@ from benchmarks.measure import Run
 from benchmarks.rebalance import Stall
 from benchmarks.soak import Soak
 
-# More than anybody repeats.
+# Larger than any number of repetitions.
 SESSION = 1000
 
 
@@ -75,7 +75,7 @@ class Results:
         return {one.repetition: getattr(one, percentile) for one in right}
 
     def growth(self, axis: str) -> dict[int, list[Point]]:
-        """Right points of one axis by their place on it."""
+        """Right points of one axis, by their x."""
         found: dict[int, list[Point]] = defaultdict(list)
         for point in self.points:
             if point.axis == axis and not point.wrong:
@@ -87,7 +87,7 @@ class Results:
         return list(dict.fromkeys((stall.profile, stall.per_second) for stall in self.stalls))
 
     def worst(self, of: tuple[str, int], events: Collection[str], what: str) -> float | None:
-        """The longest of these milliseconds in right runs of a profile at a rate; None if nobody measured them."""
+        """The longest of these milliseconds in right runs of a profile at a rate; None if they were not measured."""
         found = [
             getattr(stall, what)
             for stall in self.stalls
@@ -103,7 +103,7 @@ class Results:
 
     @classmethod
     def together(cls, all_: Iterable[Results]) -> Results:
-        """Sessions on the same machine as one. Their repetitions stay apart: ratios are taken within a session."""
+        """Several results of one machine as one. Repetitions stay apart: ratios are taken within each result."""
         first, *others = all_
         for number, other in enumerate(others, 1):
             measured: list[Run | Ceiling | Latency | Point]

@@ -1,4 +1,4 @@
-"""Who is measured: how each one is prepared and started. What they have to do is the same for all."""
+"""The subjects: how each is prepared and started. All of them do the same work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import processes
 from benchmarks.job import Job
 from benchmarks.processes import ROOT, Command
 
-# Of the input; slow ones get less of it, so that a run takes seconds for everybody.
+# The share of the input. Slow subjects get less of it, so that each run takes seconds.
 FULL = 1.0
 FEWEST_RECORDS = 100
 
@@ -31,7 +31,7 @@ class Subject:
     tree: Path = ROOT  # the source tree that it is run from: its own modules, handlers and migrations
 
     def records(self, of: int) -> int:
-        """How many records it gets of an input of this size."""
+        """The number of records it gets of an input of this size."""
         return max(FEWEST_RECORDS, int(of * self.share))
 
     def prepare(self, job: Job, folder: Path) -> Command:
@@ -47,7 +47,7 @@ class Processor(Subject):
     handler: str = "batch"
     workers: int = 1
     profile: str | None = "throughput"
-    same_batch: bool = True  # as large as everybody's, whatever the profile says
+    same_batch: bool = True  # the batch size of all other subjects instead of the profile's
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class Processor(Subject):
             "message": {"id": ["payload:/event_id"]},
             "kafka": {"bootstrap_servers": job.bootstrap_servers},
             "database": {"url": job.database},
-            "failure": {"dead_letter_topic": ""},  # what fails is in its row; no other subject has such a topic
+            "failure": {"dead_letter_topic": ""},  # failures stay in their rows; no other subject has such a topic
         }
         if self.profile is not None:
             top["profile"] = self.profile

@@ -41,7 +41,7 @@ def rooms(files: Mapping[str, Mapping[str, Any]]) -> list[Room]:
         for name in (f"{inside[0]}/" if len(inside) > 1 else PACKAGE, "total"):
             lines[name] += file["summary"]["num_statements"]
             run[name] += file["summary"]["covered_lines"]
-    return [Room(name, lines[name], run[name]) for name in sorted(lines, key=lambda name: (name == "total", name))]
+    return [Room(name, lines[name], run[name]) for name in sorted(+lines, key=lambda name: (name == "total", name))]
 
 
 def main() -> int:
