@@ -53,8 +53,9 @@ bench-peers: $(BENCH_READY) ## the same work by other Python libraries, in an en
 bench: $(READY) ## measure it beside a bare loop, with the limits of both servers (about 8 minutes)
 	@$(BIN)/python -m benchmarks run $(BENCH)
 
-test: $(READY) ## all tests, on a real broker and a real Postgres
-	@$(PYTEST) $(PARALLEL)
+test: $(READY) ## all tests, on a real broker and a real Postgres; then how much of each room they ran
+	@rm -rf .coverage && mkdir .coverage
+	@$(BIN)/python -m coverage run -m pytest $(PARALLEL); status=$$?; $(BIN)/python -m tests.support.rooms; exit $$status
 
 test-unit: $(READY) ## only the tests that need no server
 	@$(PYTEST) tests/unit
@@ -77,4 +78,4 @@ wheel: $(READY) ## build dist/*.whl
 
 clean: ## stop the local stack; remove the environment, caches and build results
 	@if [ -x $(BIN)/processor ]; then $(BIN)/processor stack down --quiet; fi
-	rm -rf $(VENV) $(BENCH_VENV) .stack .mypy_cache .pytest_cache .ruff_cache dist
+	rm -rf $(VENV) $(BENCH_VENV) .stack .coverage .mypy_cache .pytest_cache .ruff_cache dist

@@ -15,6 +15,7 @@ import asyncpg
 import typer
 from confluent_kafka import KafkaException
 
+from benchmarks import against as versions
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
 from benchmarks import rebalance as rebalances
@@ -32,9 +33,10 @@ from benchmarks.subjects import BATCH, SUBJECTS
 from processor.errors import ProcessorError
 from processor.stack import Stack
 
-# Enough for the steady rate of two workers: see verdicts.py.
+# Two workers need this many for a steady rate: see verdicts.py.
 RECORDS = 400_000
 GROWTH_RECORDS = 300_000
+PAIR_RECORDS = 200_000
 QUICK_RECORDS = 30_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
@@ -58,7 +60,7 @@ DEFAULT_DIRECTORY = Path(".stack/bench")
 
 
 class Interrupted(BaseException):
-    """A signal asked us to leave; raised once, further ones wait until everything is put away."""
+    """A signal asked us to stop. Raised once; further signals are ignored while the servers are taken down."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
@@ -71,8 +73,8 @@ def main() -> None:
 
 @app.command()
 def run(
-    records: Annotated[int, typer.Option(min=1000, help="Records for the fast ones; slow ones get a part.")] = RECORDS,
-    repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 2,
+    records: Annotated[int, typer.Option(min=1000, help="Records for fast subjects; slow ones get a part.")] = RECORDS,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each subject.")] = 2,
     only: Annotated[list[str] | None, typer.Option(help="Only this subject; may be repeated.")] = None,
     ceilings: Annotated[bool, typer.Option(help="Also measure the limits of both servers.")] = True,
     with_latency: Annotated[bool, typer.Option("--latency/--no-latency", help="Also measure latency.")] = True,
@@ -107,7 +109,7 @@ def run(
 
 @app.command()
 def latency(
-    seconds: Annotated[float, typer.Option(min=1, help="Measured for so long, behind a warm-up.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds that are measured, after a warm-up.")] = 20.0,
     repeat: Annotated[int, typer.Option(min=1, help="How often the bare loop and the processor alternate.")] = 3,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
@@ -135,7 +137,7 @@ def growth(
     strict: Strict = False,
     plot_to: Plot = None,
 ) -> None:
-    """Throughput with a growing inbox, with more partitions, with larger messages; takes an hour with all of them."""
+    """Throughput with a growing inbox, more partitions and larger messages; all three take an hour."""
     axes = ("rows", "partitions", "sizes")
     unknown = set(only or ()) - set(axes)
     if unknown:
@@ -177,7 +179,9 @@ def soak(
 def rebalance(
     rates: Annotated[list[int] | None, typer.Option("--rate", min=1, help="Messages per second, repeatable.")] = None,
     only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(rebalances.NAMES)}.")] = None,
-    churn: Annotated[int, typer.Option(min=0, help="So many joins and leaves in a row; alone, unless --only.")] = 0,
+    churn: Annotated[
+        int, typer.Option(min=0, help="Joins and leaves in a row; without --only, nothing else is measured.")
+    ] = 0,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
     out: Out = None,
@@ -197,9 +201,47 @@ def rebalance(
 
 
 @app.command()
+def against(
+    rev: Annotated[str, typer.Argument(help="Any revision of this repository: a branch, a tag, a commit, HEAD.")],
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs for each subject.")] = 8,
+    only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(versions.SHARES)}.")] = None,
+    records: Annotated[int, typer.Option(min=1000, help="Records of a run; slow subjects get a part.")] = PAIR_RECORDS,
+    with_latency: Annotated[bool, typer.Option("--latency/--no-latency", help="Also latency at 500 msg/s.")] = True,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of latency that are measured in each run.")] = SECONDS,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """This working tree beside another version of the repository, in pairs of runs on the same servers.
+
+    REV is checked out into a folder of its own and runs from there, uncommitted changes are part of this tree. Do not
+    edit the tree meanwhile. A ratio above 1 is more of the unit: good for msg/s, bad for ms and µs.
+    """
+    unknown = set(only or ()) - versions.SHARES.keys()
+    if unknown:
+        raise typer.BadParameter(f"no subject {', '.join(sorted(unknown))}", param_hint="--only")
+    try:
+        revision = versions.find(rev)
+    except BenchError as error:
+        _fail(str(error))
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        with versions.checked_out(revision, site.folder) as tree:
+            results.comparisons += versions.throughput(
+                site, tree, revision, only or versions.USUAL, records, pairs, show
+            )
+            if with_latency:
+                results.comparisons += versions.latencies(site, tree, revision, seconds, pairs, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
 def peers(
     records: Annotated[int, typer.Option(min=1000, help="Records at most; slow ones get fewer.")] = RECORDS,
-    repeat: Annotated[int, typer.Option(min=1, help="How often everybody takes a turn.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each subject.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="Only this peer; may be repeated.")] = None,
     python: Annotated[Path, typer.Option(help="The Python of the peers' environment.")] = PEERS_PYTHON,
     directory: Directory = DEFAULT_DIRECTORY,
@@ -225,7 +267,7 @@ def show_(
     files: Annotated[list[Path], typer.Argument(help="Files written with --out.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="As in docs/performance.md.")] = False,
 ) -> None:
-    """The tables of results that were written to files, those of several together."""
+    """Print the tables of results that were written to files; several files make one table."""
     report.show(Results.together(map(Results.read, files)), markdown=markdown)
 
 
@@ -234,7 +276,7 @@ def plot(
     results: Annotated[list[Path], typer.Argument(help="Files written with --out.")],
     to: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("docs/pictures"),
 ) -> None:
-    """Pictures of results, drawn by matplotlib from an environment of its own (`make bench-env`)."""
+    """Draw pictures of results, with matplotlib from an environment of its own (`make bench-env`)."""
     try:
         plots.draw(results, to)
     except BenchError as error:
@@ -250,7 +292,7 @@ def _measure(
     strict: bool,
     plot_to: Path | None,
 ) -> None:
-    """Servers up, work, servers down, results shown; whatever happens, nothing is left running."""
+    """Start the servers, do the work, stop the servers, show the results. Nothing is left running, whatever happens."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     show = shows.suited(silent=as_json)
@@ -263,7 +305,7 @@ def _measure(
                 warm_up(site)
                 work(site, results, show)
     except Interrupted as interrupted:
-        print("interrupted: everything is put away", file=sys.stderr)  # noqa: T201
+        print("interrupted: the servers are stopped, their data is deleted", file=sys.stderr)  # noqa: T201
         raise typer.Exit(interrupted.exit_code) from None
     except (BenchError, ProcessorError) as error:
         _fail(str(error))
@@ -289,7 +331,7 @@ def _plot(results: Results, to: Path) -> None:
         results.write(path)
         try:
             plots.draw([path], to)
-        except BenchError as error:  # the figures are there all the same
+        except BenchError as error:  # the figures are complete without pictures
             typer.echo(f"warning: {error}", err=True)
 
 

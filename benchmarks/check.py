@@ -1,7 +1,7 @@
-"""The judge: was everything done, and everything once? A fast wrong run is no result.
+"""The judge: was every order done, and done once? A fast run that is wrong is no result.
 
-Rows are read by SQL, outputs as any reader of committed records sees them; nothing that a subject says is
-believed.
+Rows are read by SQL, outputs as any reader of committed records sees them; nothing is taken
+from the subject's own reports.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def judge(
 
 
 def parse_output(key: bytes | None, value: bytes | None) -> Pair:
-    """An output as the judge compares it; one that cannot be read becomes one that nobody ordered."""
+    """An output as the judge compares it; an unreadable one becomes an order that was never sent."""
     try:
         fields = orjson.loads(value or b"")
         order_id = fields["order_id"]

@@ -15,7 +15,7 @@ class Sample:
 
 
 def used(roots: Iterable[int]) -> float:
-    """Seconds of the processes and their descendants; who has ended counts through its parent."""
+    """Seconds used by the processes and their descendants; a process that has ended counts through its parent."""
     return sum(_used(member) for root in roots for member in _family(root))
 
 

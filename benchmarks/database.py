@@ -27,7 +27,7 @@ class Rows:
     inbox: int | None  # None where the subject has no such table
 
 
-# Of 16 MB each: more than any run fills.
+# Each has 16 MB: more than any run fills.
 LOG_FILES = 64
 
 
@@ -45,21 +45,21 @@ class Server:
             connected(url, lambda connection: connection.execute(sql.TABLES))
         else:
             self._run(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
-        self._run("CHECKPOINT")  # what earlier runs left to be written is not this one's burden
+        self._run("CHECKPOINT")  # or this run would write what earlier ones left in memory
         return url
 
     def drop(self, name: str) -> None:
         self._run(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def set(self, settings: Mapping[str, str]) -> None:
-        """Remembered for the next start of the server."""
+        """Store settings; they take effect when the server is started again."""
         for name, value in settings.items():
             self._run(f"ALTER SYSTEM SET {name} = '{value}'")
 
     def settle_in(self) -> None:
-        """Make it like one that has been up for days: what it logs goes into files that are there, and used again.
+        """Create the files of the write-ahead log, as on a server that has been up for days.
 
-        Else whoever writes the most log would pay for most of the files.
+        Otherwise the subject that logs most would pay for creating most of them.
         """
 
         async def fill_log(connection: Connection) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-# Clients that reach a broker in its first seconds complain, try again and succeed: nothing to show.
+# Clients log errors while a broker starts, try again and succeed: nothing worth showing.
 SILENT = logging.Logger("benchmarks", level=logging.CRITICAL + 1)
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on; its text is one line for the person who watches."""
+    """The benchmark cannot go on; its text is one line for the user."""

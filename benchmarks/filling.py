@@ -1,7 +1,7 @@
 """An inbox that has been in use for long: millions of rows of the form that the engine itself writes.
 
-A short real run leaves rows to copy from. Every column is taken over as it is, but key columns get new values of
-the same type and length, in no order, and positions count up: so this follows the engine's table, whatever it is.
+A short real run leaves rows to copy from. Columns are copied as they are, except that key columns get new values of the
+same type and length, in no order, and offsets count up. So this needs no change when the engine's table changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = """
     ORDER BY a.attnum
 """
 
-# Differ for each n, in no order, and as long as what they stand for.
+# Different for each n, in no order, and as long as the value they replace.
 NEW_KEYS = {
     "text": "left(md5(n::text) || md5((-n)::text), {length})",
     "bytea": "substr(sha256(n::text::bytea), 1, {length})",
@@ -45,7 +45,7 @@ EMPTY = "TRUNCATE reservations, inbox, ledger, unsent; UPDATE stock SET reserved
 
 @contextmanager
 def filled(site: Site, rows: int, show: Show) -> Iterator[Filled]:
-    """A database to start runs from, with so many messages done."""
+    """A database to start runs from, whose inbox has this many rows."""
     with site.job(f"inbox-{rows}", site.feed(SAMPLE).topic) as job:
         complete(site, BATCH, job, SAMPLE)
         group = f"{job.group}-run"
@@ -57,7 +57,7 @@ def filled(site: Site, rows: int, show: Show) -> Iterator[Filled]:
             for first in range(0, rows, CHUNK):
                 show.progress(first, rows)
                 await connection.execute(statement, first + 1, min(rows, first + CHUNK), timeout=None)
-            # Or else vacuum would come by itself, in the middle of a run.
+            # Otherwise autovacuum would start in the middle of a run.
             await connection.execute("VACUUM (FREEZE, ANALYZE) inbox")
 
         database.connected(job.database, fill)

@@ -36,7 +36,7 @@ class Point:
 
     @property
     def share(self) -> float:
-        """Of the base rate; only of a right run."""
+        """The rate as a share of the base rate; only right runs have one."""
         assert self.rate is not None
         assert self.base is not None
         return self.rate / self.base

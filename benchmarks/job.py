@@ -1,4 +1,4 @@
-"""What a subject is told: one JSON file, named by the environment variable BENCH_JOB."""
+"""A subject's instructions: one JSON file, named by the environment variable BENCH_JOB."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class Job:
     batch: int = 2000
     linger_ms: int = 20
 
-    def write(self, path: Path) -> None:
+    def variables(self, folder: Path) -> dict[str, str]:
+        """Write the file into this folder; returns the variable that names it."""
+        path = folder / f"{self.group}.json"
         path.write_text(json.dumps(asdict(self), indent=2))
+        return {VARIABLE: str(path)}
 
     @classmethod
     def read(cls) -> Job:

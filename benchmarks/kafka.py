@@ -1,4 +1,4 @@
-"""What the harness asks the broker: topics, how far an output topic is, and what is in it."""
+"""What the harness asks the broker: topics, the end of an output topic, and its records."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Cluster:
             future.exception()
 
     def forget_group(self, name: str) -> None:
-        """Its offsets, so that it reads from the beginning again; it may never have existed."""
+        """Delete its offsets, so that it reads from the beginning again; the group may not exist."""
         for future in self._admin.delete_consumer_groups([name], request_timeout=ADMIN_SECONDS).values():
             future.exception()
 
     def set_group(self, name: str, settings: Mapping[str, str]) -> None:
-        """What the broker decides for members of this group under Kafka's newer protocol."""
+        """Set what the broker decides for members of this group under Kafka's newer protocol."""
         entries = [
             ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
             for setting, value in settings.items()
@@ -69,7 +69,7 @@ class Cluster:
         return sum(future.result().offset for future in futures.values())
 
     def _settle(self, name: str, partitions: int) -> None:
-        """Until the topic answers. A client that asks for offsets before it knows the leaders is told so for long."""
+        """Wait until the topic answers. A client that asks for offsets too early gets errors for a long time."""
         deadline = time.monotonic() + ADMIN_SECONDS
         while True:
             found = self._admin.list_topics(name, timeout=ADMIN_SECONDS).topics[name]
@@ -101,7 +101,7 @@ class Cluster:
         return consumer
 
     def read(self, topic: str, partitions: int) -> tuple[list[check.Pair], list[int]]:
-        """Every committed record to the end of the topic as it is now, and when the broker appended it, in ms."""
+        """Every committed record up to the present end of the topic, and when the broker appended it, in ms."""
         consumer = self.reader(topic, partitions, enable_partition_eof=True, fetch_wait_max_ms=10)
         pairs: list[check.Pair] = []
         times: list[int] = []

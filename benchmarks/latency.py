@@ -1,4 +1,4 @@
-"""How long from a producer's send to a committed reader: under a steady load, and out of an idle state."""
+"""The time from a producer's send to a committed reader: under a steady load, and from idle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.subjects import BARE, Processor, Subject
 PER_SECOND = 500
 WARM_UP_SECONDS = 2.0
 IDLE_MESSAGES = 20
-# Longer than any linger, shorter than what anybody would call a pause.
+# Longer than any linger.
 IDLE_SECONDS = 0.15
 
 DEFAULT = Processor("default", "processor, default profile", profile=None, same_batch=False)
@@ -63,9 +63,9 @@ def measure(site: Site, subject: Subject, repetition: int, seconds: float) -> La
     steady = int(PER_SECOND * seconds)
     result = Latency(subject.name, repetition, steady)
     with site.topic(f"latency-{subject.name}") as topic, site.job(subject.name, topic) as job:
-        command, environment = subject.prepare(job, site.folder)
+        command = subject.prepare(job, site.folder)
         log = site.folder / f"{job.group}.log"
-        with Running(site.keeper, command, environment, log) as running, Stream(site, job) as stream:
+        with Running(site.keeper, command, log) as running, Stream(site, job) as stream:
             try:
                 idle, loaded = _send(stream, steady)
             except BenchError as error:
@@ -86,7 +86,7 @@ def _send(stream: Stream, steady: int) -> tuple[list[float], list[float]]:
     orders = workload.orders(1 + IDLE_MESSAGES + warm + steady)
     for order in itertools.islice(orders, 1 + IDLE_MESSAGES):
         stream.send(*order)
-        stream.wait()  # the first time until the subject has joined its group
+        stream.wait()  # the first order waits until the subject has joined its group
         time.sleep(IDLE_SECONDS)
     stream.pace(orders, PER_SECOND)
     stream.wait()

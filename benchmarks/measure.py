@@ -72,21 +72,21 @@ def measure(
 
 
 def warm_up(site: Site) -> None:
-    """A young broker needs twice the processor time for the same work: nobody shall be the first."""
+    """A broker that was just started needs twice the processor time: no subject is measured on it."""
     measure(site, BARE, site.feed(WARM_UP_RECORDS), 0)
 
 
 def complete(site: Site, subject: Subject, job: Job, records: int, tell: Tell = _nothing) -> tuple[Sample, Sample]:
-    """Run a subject until all outputs are visible, and stop it; gives what had been used at two moments."""
-    command, environment = subject.prepare(job, site.folder)
-    with Running(site.keeper, command, environment, site.folder / f"{job.group}.log") as running:
+    """Run a subject until all outputs are visible, then stop it; returns the processor time used at two moments."""
+    command = subject.prepare(job, site.folder)
+    with Running(site.keeper, command, site.folder / f"{job.group}.log") as running:
         samples = _watch(site, job, running, records, tell)
         running.stop()
     return samples
 
 
 def _watch(site: Site, job: Job, running: Running, records: int, tell: Tell) -> tuple[Sample, Sample]:
-    """Wait until all outputs are visible; gives what had been used at both ends of what is measured."""
+    """Wait until all outputs are visible; returns the processor time used at both ends of the measured part."""
     roots = {"subject": [running.pid], **site.pids}
     first: Sample | None = None
     last: Sample | None = None
@@ -118,11 +118,11 @@ def _watch(site: Site, job: Job, running: Running, records: int, tell: Tell) -> 
 
 
 class _Progress:
-    """How many outputs are visible, at the least cost for whoever is being measured.
+    """How many outputs are visible, at the least cost for the subject that is measured.
 
-    As long as it can, it only asks how far the topic goes. That counts the markers of transactions as well, so
-    the end is counted by reading, and then from the beginning: the last moment of a run in big transactions, half
-    of one with a transaction per record.
+    As long as possible it only asks for the end of the topic. That counts transaction markers too, so the last outputs
+    are counted by reading the topic from its beginning: during the last moment of a run in big transactions, during
+    half of one with a transaction per record.
     """
 
     def __init__(self, site: Site, job: Job, records: int) -> None:

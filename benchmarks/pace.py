@@ -17,7 +17,7 @@ from benchmarks.site import PARTITIONS, Site
 from benchmarks.workload import Order
 
 ANSWER_SECONDS = 60.0
-# Between two looks at what is due: sending one by one at thousands a second would take a core.
+# Between two bursts: sending thousands a second one by one would take a core.
 PAUSE_SECONDS = 0.002
 
 
@@ -70,13 +70,13 @@ class Stream:
             self.send(*order)
 
     def wait(self, seconds: float = ANSWER_SECONDS) -> None:
-        """Until every order that was sent has its output."""
+        """Wait until every order that was sent has its output."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self.seen) >= len(self.sent), seconds):
                 raise BenchError(f"{len(self.sent) - len(self.seen)} of {len(self.sent)} orders have no output")
 
     def answered(self) -> int:
-        """How many orders have their output, counted from the first to one that has none."""
+        """The number of orders before the first one without output."""
         while self._answered < len(self._ids) and self._ids[self._answered] in self.seen:
             self._answered += 1
         return self._answered
@@ -87,7 +87,7 @@ class Stream:
 
     def _listen(self) -> None:
         while not self._stop.is_set():
-            # `consume` alone would wait for as many as it is asked for.
+            # `consume` alone would wait until it has as many as requested.
             first = self._reader.poll(0.1)
             if first is None:
                 continue

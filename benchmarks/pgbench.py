@@ -1,7 +1,7 @@
 """The recorded transactions as a script for pgbench: its own client, its own clock.
 
 pgbench knows no arrays. The large arguments are put into tables beforehand, and the script's statements take them
-from there: what is left of the client and the wire is next to nothing.
+from there: that leaves almost nothing of the client and the wire.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECONDS = 300.0
 
 
 def run(recordings: Sequence[Recording], url: str) -> float:
-    """One client for each recording, all at once; gives records per second."""
+    """One client for each recording, all at once; returns records per second."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # the server, maybe another user, reads the data of COPY from here
         script = Path(folder) / "script.sql"
@@ -59,7 +59,7 @@ def _run(recordings: Sequence[Recording], url: str, script: Path) -> float:
     found = re.search(r"^tps = ([\d.]+)", done.stdout, re.MULTILINE)
     if done.returncode != 0 or found is None:
         raise BenchError(f"pgbench failed: {' '.join((done.stderr or done.stdout).split())[-300:]}")
-    # Each client's whole recording is one transaction of pgbench's.
+    # To pgbench, a client's whole recording is one transaction.
     return float(found[1]) * sum(recording.records for recording in recordings) / len(recordings)
 
 
@@ -84,7 +84,7 @@ class _Script:
         self._staged: dict[str, list[tuple[int, Any]]] = defaultdict(list)  # by type
 
     async def write(self, recordings: Sequence[Recording]) -> list[str]:
-        """The lines of the script; what they refer to is in the database then."""
+        """The lines of the script; puts the tables that they refer to into the database."""
         texts = []
         for client, recording in enumerate(recordings):
             texts.append(f"\\if :client_id = {client}\n")

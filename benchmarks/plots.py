@@ -1,4 +1,4 @@
-"""Asks the environment that has matplotlib to draw; the project's own does without it."""
+"""Runs draw.py in the environment that has matplotlib; the project's own does not."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,8 +20,17 @@ STOP_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, with which variables added to our own, and from which source tree."""
+
+    arguments: list[str]
+    environment: Mapping[str, str]
+    tree: Path = ROOT
+
+
 class Keeper:
-    """Our end of a pipe; whoever is still on the keeper's list when it breaks is killed."""
+    """Our end of a pipe to a process that kills every subject on its list when the pipe breaks."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -53,14 +63,14 @@ class Keeper:
 class Running:
     """One subject at work; it never outlives this block."""
 
-    def __init__(self, keeper: Keeper, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, keeper: Keeper, command: Command, log: Path) -> None:
         self._keeper = keeper
         self._log_path = log
         self._log = log.open("wb")
         self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=_environment(environment),
+            command.arguments,
+            cwd=command.tree,
+            env=_environment(command.environment),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -88,13 +98,13 @@ class Running:
         return self._process.poll()
 
     def stop(self) -> None:
-        """SIGTERM, and wait; who does not listen is killed, which the check then judges."""
+        """SIGTERM, and wait. A subject that does not stop in time is killed at the end of the block."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL, and wait: it can say goodbye to nobody."""
+        """SIGKILL, and wait: it cannot leave its group."""
         self._process.kill()
         self._process.wait()
 
@@ -103,12 +113,12 @@ class Running:
         return lines[-1][-300:] if lines else "it said nothing"
 
 
-def call(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a command to its end."""
+def call(command: Command) -> str:
+    """Run a command to its end; returns its standard output."""
     done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=_environment(environment),
+        command.arguments,
+        cwd=command.tree,
+        env=_environment(command.environment),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -117,7 +127,8 @@ def call(command: Sequence[str], environment: Mapping[str, str]) -> None:
     )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise BenchError(f"{' '.join(command[1:4])} failed: {said[-1] if said else 'it said nothing'}")
+        raise BenchError(f"{' '.join(command.arguments[1:4])} failed: {said[-1] if said else 'it said nothing'}")
+    return done.stdout
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ BACKLOG_RECORDS = 200_000
 
 WARM_UP_SECONDS = 2.0
 CALM_SECONDS = 5.0
-LEAD_SECONDS = 1.0  # orders sent so long before an event may be caught in it
+LEAD_SECONDS = 1.0  # orders sent this long before an event may be held up by it
 PAUSE_SECONDS = 2.0  # between two events
 POLL_SECONDS = 0.05
 WAIT_SECONDS = 60.0
@@ -41,7 +41,7 @@ RUN = "run"  # what has no figures because the run was wrong
 BACKLOG = "backlog"
 CHURN = "churn"
 
-# What a rebalance should not need.
+# Events that no rebalance should log.
 ALARMS = ("starting_over", "not_ready")
 NOISE_CHARACTERS = 200  # librdkafka names every partition
 
@@ -55,7 +55,7 @@ BROKERS_SESSION_MS = 45_000
 @dataclass(frozen=True, slots=True)
 class Profile:
     name: str
-    session_ms: int  # until a member that says nothing is given up
+    session_ms: int  # until a silent member is taken for dead
     kafka: Mapping[str, Any]
     group: Mapping[str, str] = field(default_factory=dict)  # settings of the group, on the broker
     workers: int = 1
@@ -120,22 +120,22 @@ def take_turns(site: Site, names: list[str], rates: list[int], churn: int, show:
         script = _restart if profile is STATIC else _come_and_go
         for rate in rates if profile.name in names else ():
             show.step(f"rebalances of {profile.name} at {rate} msg/s")
-            yield from _told(come_and_go(site, profile, profile.name, rate, script), show)
+            yield from _reported(come_and_go(site, profile, profile.name, rate, script), show)
     if BACKLOG in names:
         show.step(f"two workers and a backlog of {BACKLOG_RECORDS:,}")
-        yield from _told([backlog(site)], show)
+        yield from _reported([backlog(site)], show)
     if churn:
         show.step(f"{churn} joins and leaves at {CHURN_PER_SECOND} msg/s")
         found = come_and_go(site, CLASSIC, CHURN, CHURN_PER_SECOND, lambda scene: _churn(scene, churn))
-        yield from _told(found, show)
+        yield from _reported(found, show)
 
 
-def _told(stalls: list[Stall], show: Show) -> list[Stall]:
+def _reported(stalls: list[Stall], show: Show) -> list[Stall]:
     for stall in stalls:
         who = f"{stall.profile:<17} {stall.per_second:>6} msg/s {stall.event:<15}"
         figures = {"moved": stall.moved_ms, "stayed": stall.stayed_ms, "p99": stall.p99_ms, "no output": stall.gap_ms}
-        told = ", ".join(f"{name} {value:,.0f} ms" for name, value in figures.items() if value is not None)
-        show.say(f"{who} {'WRONG: ' + '; '.join(stall.wrong) if stall.wrong else told}")
+        text = ", ".join(f"{name} {value:,.0f} ms" for name, value in figures.items() if value is not None)
+        show.say(f"{who} {'WRONG: ' + '; '.join(stall.wrong) if stall.wrong else text}")
         for line in stall.noise:
             show.say(f"{who} noise: {line}")
     return stalls
@@ -144,7 +144,7 @@ def _told(stalls: list[Stall], show: Show) -> list[Stall]:
 def come_and_go(
     site: Site, profile: Profile, name: str, per_second: int, script: Callable[[Scene], None]
 ) -> list[Stall]:
-    """One run; if it was wrong, that and the noise is all there is."""
+    """One run; a wrong one has no figures, only the reason and the noise."""
     events: list[Event] = []
     with site.topic(f"rebalance-{name}", INPUT_PARTITIONS) as topic, site.job(name, topic) as job:
         if profile.group:
@@ -166,7 +166,7 @@ def come_and_go(
 
 
 def backlog(site: Site) -> Stall:
-    """Two workers start on a full topic: how long does nothing come, between the first output and the last?"""
+    """Two workers start on a full topic: the longest time without output between the first and the last."""
     subject = Processor(BACKLOG, "", handler="write", workers=2, profile=None, same_batch=False)
     stall = Stall(BACKLOG, 0, BACKLOG)
     feed = site.feed(BACKLOG_RECORDS, partitions=INPUT_PARTITIONS)
@@ -192,7 +192,7 @@ def stall_of(
     seen: Mapping[str, float],
     places: Mapping[str, int],
 ) -> Stall:
-    """The figures of one event; times are in seconds. An order without output counts nowhere: the judge saw it."""
+    """The figures of one event; times are in seconds. Orders without output are left to the judge."""
     begun = event.begun if event.name == CALM else event.begun - LEAD_SECONDS
     delays = {id_: (seen[id_] - at) * 1000 for id_, at in sent.items() if begun <= at <= event.ended and id_ in seen}
     moved = [delay for id_, delay in delays.items() if places[id_] in event.moved]
@@ -214,7 +214,7 @@ def longest_gap(times: list[float] | list[int]) -> float | None:
 
 
 def said(log: Path) -> list[dict[str, Any]]:
-    """The lines of a log that are events; whoever is killed may leave half a line."""
+    """The lines of a log that are events; a process that is killed may leave half a line."""
     found = []
     for line in log.read_text(errors="replace").splitlines():
         try:
@@ -235,13 +235,13 @@ def noise_in(lines: list[dict[str, Any]], member: str) -> list[str]:
 
 
 def ready_in(lines: list[dict[str, Any]]) -> set[int]:
-    """Numbers of the partitions that somebody took over."""
+    """The partitions that a member took over."""
     names = [line["partition"] for line in lines if line.get("event") == "partition_ready"]
     return {int(name.rpartition("[")[2].removesuffix("]")) for name in names}
 
 
 class Member:
-    """A process of the group, and what it says."""
+    """A process of the group, and its log."""
 
     def __init__(self, name: str, running: Running, log: Path) -> None:
         self.name = name
@@ -253,7 +253,7 @@ class Member:
         return said(self._log)
 
     def noise(self) -> list[str]:
-        """What was not told before."""
+        """Noise that was not returned before."""
         lines = self.said()
         new, self._heard = lines[self._heard :], len(lines)
         return noise_in(new, self.name)
@@ -269,7 +269,7 @@ class Scene:
         self._per_second = per_second
         self._events = events
         self._members: list[Member] = []
-        self._command, self._environment = profile.subject().prepare(job, site.folder)
+        self._command = profile.subject().prepare(job, site.folder)
         self._open = ExitStack()
         self._pacing = ExitStack()
         self.stream = Stream(site, job, INPUT_PARTITIONS)
@@ -283,11 +283,11 @@ class Scene:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-        if self._events:  # the last words of those who are gone by now
+        if self._events:  # from members that are gone by now
             self._events[-1].noise += self._noise()
 
     def begin(self) -> None:
-        """The first member; from its first answer on orders keep coming."""
+        """Start the first member; after its first answer orders keep coming."""
         first = self._start()
         orders = workload.orders(MOST_ORDERS)
         self.stream.send(*next(orders))
@@ -317,7 +317,7 @@ class Scene:
         self._go(member, KILL, member.running.kill, WAIT_SECONDS + self._profile.session_ms / 1000)
 
     def kill_worker(self) -> None:
-        """One of those whom the first member looks after, which starts another."""
+        """Stop one of the workers that the first member supervises; it starts another."""
         (first,) = self._members
         event = self._begin(RESTART)
         before = len(first.said())
@@ -327,7 +327,7 @@ class Scene:
         self._end(event, ready_in(first.said()[before:]))
 
     def end(self) -> None:
-        """Everything is answered, everybody leaves."""
+        """Wait for all answers, then stop all members."""
         self._pacing.close()
         self.stream.wait()
         for member in self._members:
@@ -359,7 +359,7 @@ class Scene:
     def _start(self) -> Member:
         name = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[len(self._members) % 26]
         log = self._site.folder / f"{self._job.group}-{len(self._members)}.log"
-        running = Running(self._site.keeper, self._command, self._environment, log)
+        running = Running(self._site.keeper, self._command, log)
         self._open.enter_context(running)
         member = Member(name, running, log)
         self._members.append(member)

@@ -1,7 +1,7 @@
-"""The batch handler, in a process that writes down every statement it sends to Postgres.
+"""The batch handler, in a process that records every statement it sends to Postgres.
 
-So the limit is measured with exactly what the engine runs, whatever that is today. asyncpg tells its query
-loggers nothing of prepared statements, so its methods are wrapped. One file per process.
+So the limit is measured with exactly the statements that the engine runs. asyncpg's query loggers do not see prepared
+statements, so its methods are wrapped. One file per process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _file = (Path(os.environ[FOLDER]) / f"{os.getpid()}.pickle").open("wb")
 
 def _write(connection: Any, sql: str, arguments: Any) -> None:
     pickle.dump((id(connection), sql, arguments), _file)
-    _file.flush()  # the process may end without any ceremony
+    _file.flush()  # the process may be killed
 
 
 def _wrap(owner: type, name: str, statement: Callable[..., tuple[Any, str, Any] | None]) -> None:
@@ -65,7 +65,7 @@ def _refused(name: str) -> Callable[..., None]:
     return refuse
 
 
-# `execute` with arguments goes on to `_execute`, and is written down there.
+# `execute` with arguments calls `_execute`, and is recorded there.
 _wrap(asyncpg.Connection, "execute", lambda self, sql, *args: None if args else (self, sql, ()))
 _wrap(asyncpg.Connection, "_execute", lambda self, sql, args, *_: (self, sql, tuple(args)))
 _wrap(

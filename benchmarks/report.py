@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import stats, verdicts
+from benchmarks import against, stats, verdicts
 from benchmarks.growth import BYTES
 from benchmarks.rebalance import BACKLOG, CALM, JOIN, KILL, LEAVE, RESTART
 from benchmarks.results import Results
@@ -39,6 +39,8 @@ def show(results: Results, *, markdown: bool = False) -> None:
         show_table(_throughput(results))
     if results.latencies:
         show_table(_latency(results))
+    if results.comparisons:
+        show_table(_comparisons(results))
     if results.points:
         show_table(_growth(results))
     if results.stalls:
@@ -64,6 +66,7 @@ def as_json(results: Results) -> dict[str, Any]:
     return {
         **asdict(results),
         "ok": not results.wrong,
+        "summaries": [asdict(summary) for summary in against.summaries(results.comparisons)],
         "verdicts": [asdict(verdict) | {"ok": verdict.ok} for verdict in verdicts.verdicts(results)],
     }
 
@@ -131,6 +134,30 @@ def _latency(results: Results) -> Table:
     for name in dict.fromkeys(one.subject for one in results.latencies):
         columns = [results.delays(name, each) for each in ("p50", "p99", "idle_p50", "idle_p99")]
         table.add_row(name, *(f"{median(values.values()):,.1f}" if values else "WRONG" for values in columns))
+    return table
+
+
+def _comparisons(results: Results) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="this working tree beside another version: medians; ratios this / other of each pair",
+        title_justify="left",
+    )
+    table.add_column("")
+    table.add_column("beside")
+    table.add_column("")
+    for name in ("this", "other", "ratio", "lowest", "highest", "pairs"):
+        table.add_column(name, justify="right")
+    for one in against.summaries(results.comparisons):
+        digits = 0 if one.unit == against.RATE else 1
+        table.add_row(
+            one.subject,
+            one.revision,
+            one.unit,
+            *(f"{value:,.{digits}f}" for value in (one.this, one.other)),
+            *(f"{value:.2f}" for value in (one.ratio, one.lowest, one.highest)),
+            f"{one.pairs}",
+        )
     return table
 
 

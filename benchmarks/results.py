@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.against import Comparison
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
 from benchmarks.rebalance import Stall
 from benchmarks.soak import Soak
 
-# More than anybody repeats.
+# Larger than any number of repetitions.
 SESSION = 1000
 
 
@@ -39,6 +40,7 @@ class Results:
     latencies: list[Latency] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     soak: Soak | None = None
 
     @property
@@ -48,6 +50,7 @@ class Results:
         found += [(f"latency of {one.subject}, repetition {one.repetition + 1}", one.wrong) for one in self.latencies]
         found += [(f"{point.axis} {point.x:,}", point.wrong) for point in self.points]
         found += [(f"rebalance, {stall.profile} at {stall.per_second} msg/s", stall.wrong) for stall in self.stalls]
+        found += [(f"{one.subject}, pair {one.pair + 1}", one.wrong) for one in self.comparisons]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
@@ -72,7 +75,7 @@ class Results:
         return {one.repetition: getattr(one, percentile) for one in right}
 
     def growth(self, axis: str) -> dict[int, list[Point]]:
-        """Right points of one axis by their place on it."""
+        """Right points of one axis, by their x."""
         found: dict[int, list[Point]] = defaultdict(list)
         for point in self.points:
             if point.axis == axis and not point.wrong:
@@ -84,7 +87,7 @@ class Results:
         return list(dict.fromkeys((stall.profile, stall.per_second) for stall in self.stalls))
 
     def worst(self, of: tuple[str, int], events: Collection[str], what: str) -> float | None:
-        """The longest of these milliseconds in right runs of a profile at a rate; None if nobody measured them."""
+        """The longest of these milliseconds in right runs of a profile at a rate; None if they were not measured."""
         found = [
             getattr(stall, what)
             for stall in self.stalls
@@ -100,7 +103,7 @@ class Results:
 
     @classmethod
     def together(cls, all_: Iterable[Results]) -> Results:
-        """Sessions on the same machine as one. Their repetitions stay apart: ratios are taken within a session."""
+        """Several results of one machine as one. Repetitions stay apart: ratios are taken within each result."""
         first, *others = all_
         for number, other in enumerate(others, 1):
             measured: list[Run | Ceiling | Latency | Point]
@@ -113,6 +116,7 @@ class Results:
             first.latencies += other.latencies
             first.points += other.points
             first.stalls += other.stalls
+            first.comparisons += other.comparisons
             first.soak = other.soak or first.soak
         return first
 
@@ -123,6 +127,7 @@ class Results:
         fields["ceilings"] = [Ceiling(**ceiling) for ceiling in fields["ceilings"]]
         fields["latencies"] = [Latency(**one) for one in fields["latencies"]]
         fields["points"] = [Point(**point) for point in fields["points"]]
-        fields["stalls"] = [Stall(**stall) for stall in fields.get("stalls", [])]
+        fields["stalls"] = [Stall(**stall) for stall in fields["stalls"]]
+        fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.errors import BenchError
-from benchmarks.job import VARIABLE, Job
+from benchmarks.job import Job
 from benchmarks.peers.catalogue import PEERS
+from benchmarks.processes import Command
 from benchmarks.subjects import Subject
 
 
@@ -19,10 +20,8 @@ class Rival(Subject):
     def records(self, of: int) -> int:
         return min(of, self.most)
 
-    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
-        path = folder / f"{job.group}.json"
-        job.write(path)
-        return [self.python, str(self.script)], {VARIABLE: str(path)}
+    def prepare(self, job: Job, folder: Path) -> Command:
+        return Command([self.python, str(self.script)], job.variables(folder))
 
 
 def rivals(python: Path) -> list[Rival]:

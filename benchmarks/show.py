@@ -11,7 +11,7 @@ from rich.status import Status
 
 
 class Show:
-    """Says nothing."""
+    """Prints nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +65,7 @@ class Live(Lines):
 
 
 def suited(*, silent: bool) -> Show:
-    """What suits standard error as it is now; standard output is for the result."""
+    """The one that suits standard error; standard output is for the result."""
     if silent:
         return Show()
     console = Console(stderr=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 
-# A server that does nothing else would have at least these; the defaults are made for very small machines.
+# The least that a dedicated server would have; Postgres' defaults suit very small machines.
 POSTGRES_SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "4GB",
@@ -33,7 +33,7 @@ POSTGRES_SETTINGS = {
     "checkpoint_timeout": "15min",
     "effective_io_concurrency": "16",
 }
-# All workers of a group get their partitions at once, as with Kafka's own default of 3 s.
+# All workers of a group get their partitions at once, as with Kafka's default of 3 s.
 BROKER_SETTINGS = {"group.initial.rebalance.delay.ms": "1000"}
 
 
@@ -64,7 +64,7 @@ class Site:
         size: int = workload.VALUE_BYTES,
         poison_one_in: int = 0,
     ) -> Feed:
-        """The input topic with so many records; filled the first time, read by everybody after that."""
+        """The input topic with this many records, filled on first use and shared by all subjects."""
         key = (records, partitions, size, poison_one_in)
         if key not in self.feeds:
             name = f"orders-{'-'.join(map(str, key))}-{uuid.uuid4().hex[:6]}"
@@ -75,7 +75,7 @@ class Site:
 
     @contextmanager
     def topic(self, name: str, partitions: int = PARTITIONS) -> Iterator[str]:
-        """An empty input, for whoever feeds it while it is read."""
+        """An empty input topic, for a stream that is sent while it is read."""
         topic = f"orders-{name}-{uuid.uuid4().hex[:6]}"
         self.cluster.create(topic, partitions)
         try:
@@ -85,7 +85,7 @@ class Site:
 
     @contextmanager
     def job(self, name: str, topic: str, filled: Filled | None = None) -> Iterator[Job]:
-        """A group, an output topic and a database that nobody has used before, unless one that is filled is given."""
+        """A new group, output topic and database; with `filled`, the group and the database of that one."""
         group = filled.group if filled else f"bench-{name}-{uuid.uuid4().hex[:8]}"
         output = f"{group}-out-{uuid.uuid4().hex[:6]}"
         self.cluster.create(output, PARTITIONS, message_timestamp_type="LogAppendTime")
@@ -101,7 +101,7 @@ class Site:
 
 @contextmanager
 def of_own(stack: Stack, *, quiet: bool = True) -> Iterator[Site]:
-    """Servers for us alone; deleted afterwards, also if we are killed."""
+    """Servers for this run alone, deleted afterwards, also if we are killed."""
     if any(server.state != "down" for server in stack.status()):
         raise BenchError(
             f"a stack is already running in {stack.directory}: another benchmark? name another --directory"
@@ -121,7 +121,7 @@ def of_own(stack: Stack, *, quiet: bool = True) -> Iterator[Site]:
 
 @contextmanager
 def shared(stack: Stack, folder: Path | None = None) -> Iterator[Site]:
-    """Servers that somebody else looks after."""
+    """Servers that the caller starts and stops."""
     folder = folder or stack.directory / "bench"
     shutil.rmtree(folder, ignore_errors=True)  # logs of an earlier session
     folder.mkdir(parents=True)
@@ -138,7 +138,7 @@ def shared(stack: Stack, folder: Path | None = None) -> Iterator[Site]:
 
 
 def machine(site: Site) -> dict[str, Any]:
-    """Where the figures come from, so that nobody compares them with another machine's."""
+    """The machine that the figures belong to: those of another one do not compare."""
     return {
         "cpu": _cpu_model(),
         "cores": psutil.cpu_count(),

@@ -42,9 +42,9 @@ def soak(site: Site, minutes: float, per_second: int, show: Show) -> Soak:
     result = Soak(minutes, per_second)
     orders = workload.orders(int(minutes * 60 * per_second))
     with site.topic("soak") as topic, site.job(SUBJECT.name, topic) as job:
-        command, environment = SUBJECT.prepare(job, site.folder)
+        command = SUBJECT.prepare(job, site.folder)
         log = site.folder / f"{job.group}.log"
-        with Running(site.keeper, command, environment, log) as running, Stream(site, job) as stream:
+        with Running(site.keeper, command, log) as running, Stream(site, job) as stream:
             stream.send(*next(orders))
             stream.wait()
             show.step(f"{per_second} msg/s for {minutes:g} minutes")

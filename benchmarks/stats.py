@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-# The part of a run that is measured. Before it all warm up and buffers fill; behind it what was read and decoded
-# ahead is used up, and whoever reads ahead most would have the least left to do.
+# The part of a run that is measured. Before it, everything warms up and buffers fill; after it, records that were read
+# and decoded ahead are used up, and the subject that reads furthest ahead would have the least left to do.
 WARM_UP = 0.1
 STEADY_UNTIL = 0.75
-# Records that a worker of the processor decodes ahead. Behind the measured part there have to be more left.
+# Records that a worker of the processor decodes ahead. More than these must be left after the measured part.
 DECODED_AHEAD = 40_000
 
 
 def steady_rate(appended_ms: Sequence[int]) -> float:
-    """Outputs per second by their append times, as long as there is plenty to do."""
+    """Outputs per second by their append times, over the measured part of the run."""
     times = sorted(appended_ms)
     first, last = int(len(times) * WARM_UP), int(len(times) * STEADY_UNTIL)
     seconds = (times[last] - times[first]) / 1000
@@ -31,7 +31,7 @@ def ratio(rates: Mapping[int, float], reference: Mapping[int, float]) -> float |
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that is not exceeded by so many percent of all (nearest rank)."""
+    """The smallest value that at least this percentage of all values does not exceed (nearest rank)."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Who is measured: how each one is prepared and started. What they have to do is the same for all."""
+"""The subjects: how each is prepared and started. All of them do the same work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import processes
-from benchmarks.job import VARIABLE, Job
+from benchmarks.job import Job
+from benchmarks.processes import ROOT, Command
 
-# Of the input; slow ones get less of it, so that a run takes seconds for everybody.
+# The share of the input. Slow subjects get less of it, so that each run takes seconds.
 FULL = 1.0
 FEWEST_RECORDS = 100
 
@@ -27,16 +28,15 @@ class Subject:
     share: float = FULL
     poison_one_in: int = 0
     python: str = sys.executable
+    tree: Path = ROOT  # the source tree that it is run from: its own modules, handlers and migrations
 
     def records(self, of: int) -> int:
-        """How many records it gets of an input of this size."""
+        """The number of records it gets of an input of this size."""
         return max(FEWEST_RECORDS, int(of * self.share))
 
-    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """Command and environment; whatever it needs in the database is made here."""
-        path = folder / f"{job.group}.json"
-        job.write(path)
-        return [self.python, "-m", self.module], {VARIABLE: str(path)}
+    def prepare(self, job: Job, folder: Path) -> Command:
+        """The command that starts it; whatever it needs in the database is made here."""
+        return Command([self.python, "-m", self.module], job.variables(folder), self.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ class Processor(Subject):
     handler: str = "batch"
     workers: int = 1
     profile: str | None = "throughput"
-    same_batch: bool = True  # as large as everybody's, whatever the profile says
+    same_batch: bool = True  # the batch size of all other subjects instead of the profile's
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def prepare(self, job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
-        _, environment = Subject.prepare(self, job, folder)
+    def prepare(self, job: Job, folder: Path) -> Command:
         config = folder / f"{job.group}.toml"
         config.write_text(self.config(job))
         processor = [self.python, "-m", "processor"]
-        environment |= {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info", **self.environment}
-        processes.call([*processor, "migrate", str(config)], environment)
-        return [*processor, "run", str(config), "--workers", str(self.workers)], environment
+        logs = {"PROCESSOR_LOG_FORMAT": "json", "PROCESSOR_LOG_LEVEL": "info"}
+        environment = {**job.variables(folder), **logs, **self.environment}
+        processes.call(Command([*processor, "migrate", str(config)], environment, self.tree))
+        return Command([*processor, "run", str(config), "--workers", str(self.workers)], environment, self.tree)
 
     def config(self, job: Job) -> str:
         top: dict[str, Any] = {"consumer": job.group, "topic": job.input}
@@ -67,7 +67,7 @@ class Processor(Subject):
             "message": {"id": ["payload:/event_id"]},
             "kafka": {"bootstrap_servers": job.bootstrap_servers},
             "database": {"url": job.database},
-            "failure": {"dead_letter_topic": ""},  # what fails is in its row; no other subject has such a topic
+            "failure": {"dead_letter_topic": ""},  # failures stay in their rows; no other subject has such a topic
         }
         if self.profile is not None:
             top["profile"] = self.profile

@@ -1,4 +1,4 @@
-"""What must be shown: each promise as a ratio of figures of the same session, with its threshold."""
+"""What must hold: each promise as a ratio of figures of the same run, with its threshold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Verdict:
         return self.value >= self.threshold if self.relation == AT_LEAST else self.value <= self.threshold
 
 
-# Who, against whom, at least.
+# Subject, reference, the least ratio.
 RATIOS = (
     ("batch", "bare", 1.0),
     ("batch-2", "bare", 1.4),
@@ -41,7 +41,7 @@ RATIOS = (
 )
 
 
-# With fewer records than these the rate of whoever decodes ahead is no steady one, and says nothing.
+# With fewer records than these, a subject that decodes ahead has no steady rate, and its ratio means nothing.
 ENOUGH = int(stats.DECODED_AHEAD / (1 - stats.STEADY_UNTIL))
 STEADY_FROM = {"batch-2": 2 * ENOUGH, **dict.fromkeys(("batch", "collect", "write", "poison"), ENOUGH)}
 
@@ -49,17 +49,17 @@ STEADY_FROM = {"batch-2": 2 * ENOUGH, **dict.fromkeys(("batch", "collect", "writ
 # Our share of what one connection can do with the statements of one worker.
 SHARE = 0.75
 
-# Milliseconds from send to visible output, at most, of what a rebalance holds up.
+# At most this many milliseconds from send to visible output, for orders that a rebalance holds up.
 MOVED_MS = 1000.0
 STAYED_MS = 300.0
 BEHIND_SESSION_MS = 500.0
 RESTARTED_MS = 2000.0
-# And without any output.
+# At most this long without any output.
 GAP_MS = 1000.0
 
 
 def verdicts(results: Results) -> Iterator[Verdict]:
-    """Only of what was measured."""
+    """Those for which there are measurements."""
     for name, reference, threshold in RATIOS:
         value = stats.ratio(_steady(results, name), _steady(results, reference))
         if value is not None:
@@ -67,7 +67,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
     limit = _better(results.rates("sql-1"), results.rates("pgbench-1"))
     share = stats.ratio(_steady(results, "batch"), limit)
     if share is not None:
-        yield Verdict("batch / limit of one connection, whoever is faster at it", share, AT_LEAST, SHARE)
+        yield Verdict("batch / limit of one connection, by the faster client", share, AT_LEAST, SHARE)
     peers = [name for name in PEERS if results.rates(name)]
     if peers:
         fastest = max(peers, key=lambda name: median(results.rates(name).values()))

@@ -26,7 +26,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A topic that is filled, every order in it, and how many records are none."""
+    """A filled topic, every order in it, and the number of records that are no order."""
 
     topic: str
     orders: dict[str, Order]
@@ -37,7 +37,7 @@ class Feed:
 
 
 def orders(count: int, size: int = VALUE_BYTES) -> Iterator[tuple[str, Order, bytes]]:
-    """Id, order and value of each record; the same ones every time."""
+    """Id, order and value of each record, the same for every call."""
     dice = random.Random(count)  # noqa: S311 - repeatable on purpose
     bare = len(_value("o-000000", Order("sku-000", 1), uuid.UUID(int=0).hex, ""))
     note = "n" * max(0, size - bare)
@@ -51,7 +51,7 @@ def orders(count: int, size: int = VALUE_BYTES) -> Iterator[tuple[str, Order, by
 def fill(
     bootstrap_servers: str, topic: str, partitions: int, count: int, size: int = VALUE_BYTES, poison_one_in: int = 0
 ) -> Feed:
-    """Put the orders into an empty topic, spread evenly; if asked, one in so many is spoilt."""
+    """Put the orders into an empty topic, spread evenly; one in `poison_one_in` is spoilt, 0 for none."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,

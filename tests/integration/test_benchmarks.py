@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ceilings, recording
+from benchmarks import against, ceilings, recording
 from benchmarks import site as sites
 from benchmarks.measure import measure
+from benchmarks.show import Show
 from benchmarks.site import Site
 from benchmarks.subjects import BARE, BATCH, SUBJECTS, Subject
 from processor.stack import Stack
@@ -50,6 +51,16 @@ def test_what_the_engine_sends_is_recorded_and_does_the_same_again(site: Site) -
     assert recorded.records == RECORDS
     with ceilings.replica(site, [recorded]) as url:  # whose end is a check
         assert ceilings.replay(url, recorded) > 0
+
+
+def test_another_revision_runs_from_a_checkout_of_its_own_that_is_gone_afterwards(site: Site) -> None:
+    head = against.find("HEAD")
+    with against.checked_out(head, site.folder) as tree:  # which asks a process there what it imports
+        assert (tree / "processor" / "__main__.py").exists()
+        measured = against.throughput(site, tree, head, ["batch"], LONGER, 1, Show())
+    assert [one.wrong for one in measured] == [[], []]
+    assert {summary.unit: summary.pairs for summary in against.summaries(measured)} == {"msg/s": 1, "µs/msg": 1}
+    assert not tree.exists()
 
 
 def test_a_subject_that_does_nothing_is_wrong_and_gets_no_rate(site: Site) -> None:

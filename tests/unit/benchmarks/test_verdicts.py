@@ -1,0 +1,91 @@
+"""Which figures meet their thresholds, and which have none."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import verdicts
+from benchmarks.growth import ROWS, Point
+from benchmarks.latency import Latency
+from benchmarks.rebalance import Stall
+from benchmarks.results import Ceiling, Results
+from benchmarks.soak import Soak
+from tests.unit.benchmarks.figures import results
+
+
+def test_a_wrong_run_has_no_rate_and_no_verdict() -> None:
+    found = results(bare=100.0, batch=None)
+    assert found.rates("batch") == {}
+    assert list(verdicts.verdicts(found)) == []
+    assert found.wrong == ["WRONG batch, repetition 1: no row for o-1"]
+
+
+@pytest.mark.parametrize(("rate", "ok"), [(100.0, True), (99.0, False)])
+def test_a_threshold_is_met_or_missed(rate: float, ok: bool) -> None:
+    (verdict,) = verdicts.verdicts(results(bare=100.0, batch=rate))
+    assert (verdict.text, verdict.threshold, verdict.ok) == ("batch / bare", 1.0, ok)
+
+
+def test_a_run_that_is_too_short_for_a_steady_rate_has_no_verdict() -> None:
+    found = results(records=30_000, bare=100.0, batch=200.0, collect=90.0, execute=9.0)
+    assert [verdict.text for verdict in verdicts.verdicts(found)] == ["execute / bare"]
+
+
+def test_the_limit_is_the_faster_of_both_clients() -> None:
+    found = results(batch=75.0)
+    found.ceilings = [Ceiling("sql-1", "", 0, 90.0), Ceiling("pgbench-1", "", 0, 100.0)]
+    (verdict,) = verdicts.verdicts(found)
+    assert (verdict.value, verdict.ok) == (0.75, True)
+
+
+def test_the_fastest_peer_is_the_one_to_beat() -> None:
+    (verdict,) = verdicts.verdicts(results(batch=100.0, quix=60.0, arroyo=20.0))
+    assert verdict.text == "batch / quix, the fastest peer"
+    assert not verdict.ok
+
+
+def test_latency_growth_and_memory_have_their_verdicts() -> None:
+    found = Results()
+    found.latencies = [Latency("bare", 0, 1, 20.0, 40.0), Latency("default", 0, 1, 21.0, 44.0)]
+    found.points = [Point(ROWS, 10_000_000, 0, 80.0, 100.0), Point(ROWS, 1_000_000, 0, 10.0, 100.0)]
+    found.soak = Soak(1, 1, [100.0] * 10)
+    assert [(verdict.value, verdict.ok) for verdict in verdicts.verdicts(found)] == [
+        (1.05, False),
+        (1.1, True),
+        (0.8, False),
+        (1.0, True),
+        (1.0, True),
+        (100.0, True),
+    ]
+
+
+def test_rebalances_have_their_verdicts() -> None:
+    found = Results()
+    found.stalls = [
+        Stall("consumer", 1500, "calm", None, 400.0, 90.0),
+        Stall("consumer", 1500, "join", 900.0, 300.0),
+        Stall("consumer", 1500, "leave", 1001.0, 100.0),
+        Stall("consumer", 1500, "kill", 6500.0, 301.0, noise=["A: not_ready"]),
+        Stall("static", 1500, "kill, restarted", 2000.0, 10.0),
+        Stall("backlog", 0, "backlog", gap_ms=1001.0),
+        Stall("churn", 500, "join", 10.0, 10.0, gap_ms=1001.0),
+        Stall("classic", 1500, "join", 9000.0, 9000.0, wrong=["no row for o-1"]),
+    ]
+    judged = [(verdict.text, verdict.ok) for verdict in verdicts.verdicts(found)]
+    assert judged == [
+        ("consumer at 1,500 msg/s: join and leave, partitions that move", False),
+        ("consumer at 1,500 msg/s: join and leave, partitions that stay", True),
+        ("consumer at 1,500 msg/s: kill, partitions that move", True),
+        ("consumer at 1,500 msg/s: kill, partitions that stay", False),
+        ("consumer at 1,500 msg/s: noise", False),
+        ("static at 1,500 msg/s: kill and restart, partitions that move", True),
+        ("static at 1,500 msg/s: kill, partitions that stay", True),
+        ("static at 1,500 msg/s: noise", True),
+        ("backlog: without any output", False),
+        ("backlog: noise", True),
+        ("churn at 500 msg/s: join and leave, partitions that move", True),
+        ("churn at 500 msg/s: join and leave, partitions that stay", True),
+        ("churn at 500 msg/s: without any output", False),
+        ("churn at 500 msg/s: noise", True),
+    ]
+    assert found.wrong == ["WRONG rebalance, classic at 1500 msg/s: no row for o-1"]
