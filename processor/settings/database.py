@@ -20,17 +20,24 @@ WRITABLE = ["read-write", "primary"]
 
 
 class TlsSettings(Table):
-    """Named as libpq and asyncpg name them; the same names work in the URL's query."""
+    """TLS to Postgres. The names are those of libpq, and the same ones work in the URL's query."""
 
-    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
-    sslnegotiation: Literal["postgres", "direct"] | None = None
-    sslrootcert: str | None = None
-    sslcert: str | None = None
-    sslkey: str | None = None
-    sslpassword: SecretStr | None = None
-    sslcrl: str | None = None
-    ssl_min_protocol_version: str | None = None
-    ssl_max_protocol_version: str | None = None
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        default=None,
+        description="`disable`, `allow`, `prefer` (what an absent key means), `require`, `verify-ca` or `verify-full`. "
+        "Only the last two check who the server is.",
+    )
+    sslnegotiation: Literal["postgres", "direct"] | None = Field(
+        default=None,
+        description="`postgres` asks the server for TLS first; `direct` begins with it (PostgreSQL 17 on).",
+    )
+    sslrootcert: str | None = Field(default=None, description="File with the certificates of trusted authorities.")
+    sslcert: str | None = Field(default=None, description="File with the client's certificate.")
+    sslkey: str | None = Field(default=None, description="File with the client's private key.")
+    sslpassword: SecretStr | None = Field(default=None, description="Password of that key; a secret.")
+    sslcrl: str | None = Field(default=None, description="File with revoked certificates.")
+    ssl_min_protocol_version: str | None = Field(default=None, description="Such as `TLSv1.2`.")
+    ssl_max_protocol_version: str | None = Field(default=None, description="Such as `TLSv1.3`.")
 
     @field_validator("sslrootcert", "sslcert", "sslkey", "sslcrl")
     @classmethod
@@ -45,15 +52,36 @@ warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 
 class DatabaseSettings(Table):
-    url: SecretStr
-    password: SecretStr | None = None
-    schema: str | None = None  # type: ignore[assignment]
+    """Where Postgres is, and how it is used."""
+
+    url: SecretStr = Field(
+        description="As in `postgresql://user@host:5432/name`; a secret. It may name [several hosts](#several-hosts)."
+    )
+    password: SecretStr | None = Field(default=None, description="Instead of a password in the URL; a secret.")
+    schema: str | None = Field(  # type: ignore[assignment]
+        default=None,
+        description="A schema for the processor's own tables, instead of where `search_path` leads; see "
+        "[tables](#tables-in-postgres).",
+    )
     tls: TlsSettings = TlsSettings()
-    settings: dict[str, str] = Field(default={})
-    idle_in_transaction_timeout_ms: Milliseconds = 30_000
-    connect_timeout_ms: Milliseconds = 10_000
-    command_timeout_ms: Milliseconds = 60_000
-    migrations: tuple[Path, ...] = ()
+    settings: dict[str, str] = Field(
+        default={},
+        description='Any Postgres setting for the processor\'s sessions, such as `statement_timeout = "20s"`.',
+    )
+    idle_in_transaction_timeout_ms: Milliseconds = Field(
+        default=30_000, description="Postgres ends a transaction whose process has been silent for this long."
+    )
+    connect_timeout_ms: Milliseconds = Field(
+        default=10_000, description="How long each host of the URL has to accept a connection."
+    )
+    command_timeout_ms: Milliseconds = Field(
+        default=60_000, description="A statement that has no answer after this is given up."
+    )
+    migrations: tuple[Path, ...] = Field(
+        default=(),
+        description="Folders with the handlers' own tables, `0001_name.sql` and on, looked for in the working "
+        "directory, then beside the configuration file; see [tables](#tables-in-postgres).",
+    )
 
     @property
     def idle_seconds(self) -> float:

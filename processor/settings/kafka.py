@@ -16,17 +16,51 @@ HEARTBEAT_MS = 250
 
 
 class KafkaSettings(Table):
-    bootstrap_servers: str = Field(min_length=1)
-    start: Literal["earliest", "latest", "fail"] = "earliest"
-    on_database_behind: Literal["halt", "reapply"] = "halt"
-    group_protocol: Literal["classic", "consumer"] = "classic"
-    session_timeout_ms: Milliseconds = 10_000
-    static_membership: bool = False
-    transaction_timeout_ms: int = Field(default=15_000, ge=1_000, le=900_000)
-    revoke_timeout_ms: Milliseconds = 5_000
-    client: dict[str, librdkafka.Value] = Field(default={})
-    consumer: dict[str, librdkafka.Value] = Field(default={})
-    producer: dict[str, librdkafka.Value] = Field(default={})
+    """The brokers, the group, and the clients."""
+
+    bootstrap_servers: str = Field(min_length=1, description="Addresses of brokers, as `host:port,host:port`.")
+    start: Literal["earliest", "latest", "fail"] = Field(
+        default="earliest",
+        description="Where a consumer without any position begins: `earliest`, `latest`, or `fail` to stop with an "
+        "error. Partitions that are added later are read from their beginning.",
+    )
+    on_database_behind: Literal["halt", "reapply"] = Field(
+        default="halt",
+        description="When the database has lost commits that Kafka has seen, as after a restore: `halt` the partition, "
+        "or `reapply` what was lost.",
+    )
+    group_protocol: Literal["classic", "consumer"] = Field(
+        default="classic",
+        description="`classic`, or `consumer` (Kafka 4.0 on): the brokers then decide about heartbeat and session "
+        "time-out, and `check --connect` says what to set there.",
+    )
+    session_timeout_ms: Milliseconds = Field(
+        default=10_000, description="`classic` only: how long until the group notices that a process has died."
+    )
+    static_membership: bool = Field(
+        default=False,
+        description="`classic` only. `true`: a process that is started again within `session_timeout_ms` gets its "
+        "partitions back at once, without a rebalance. The price: the partitions of a process that is stopped for good "
+        "lie idle for that time; and partitions that a process was giving up when it was killed, in the middle of a "
+        "rebalance, have no owner until the next rebalance if it comes back in time.",
+    )
+    transaction_timeout_ms: int = Field(
+        default=15_000, ge=1_000, le=900_000, description="The broker aborts a transaction that is open for longer."
+    )
+    revoke_timeout_ms: Milliseconds = Field(
+        default=5_000,
+        description="How long the current batches may take when their partition moves to another process.",
+    )
+    client: dict[str, librdkafka.Value] = Field(
+        default={},
+        description="Any librdkafka property, for all clients. One that would break a guarantee is refused.",
+    )
+    consumer: dict[str, librdkafka.Value] = Field(
+        default={}, description="Any librdkafka property, for the consumers only."
+    )
+    producer: dict[str, librdkafka.Value] = Field(
+        default={}, description="Any librdkafka property, for the producer only."
+    )
 
     @field_validator("session_timeout_ms")
     @classmethod
