@@ -87,6 +87,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/configuration.md",
+    "docs/handlers.md",
     "docs/failures.md",
     "docs/performance.md",
 ]
