@@ -15,7 +15,7 @@ from processor.settings import librdkafka, sources
 from processor.settings.secrets import revealed
 from processor.settings.table import Milliseconds, Table, refused
 
-# What a server must be: any other value of target_session_attrs could lead to one that takes no writes.
+# Any other value of target_session_attrs could lead to a server that accepts no writes.
 WRITABLE = ["read-write", "primary"]
 
 
@@ -47,7 +47,7 @@ class TlsSettings(Table):
         return value
 
 
-# BaseModel has a method of that name, long out of use; here it is the word that everybody looks for.
+# pydantic warns because BaseModel has a deprecated method of that name; for a user it is the obvious key.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 
@@ -85,7 +85,7 @@ class DatabaseSettings(Table):
 
     @property
     def idle_seconds(self) -> float:
-        """How long a transaction is left idle at most: well below what Postgres allows."""
+        """How long we leave a transaction idle at most: well below what Postgres allows."""
         return self.idle_in_transaction_timeout_ms / 3000
 
     @field_validator("url")
@@ -100,7 +100,7 @@ class DatabaseSettings(Table):
         for host in parts.netloc.rpartition("@")[2].split(","):
             port = re.sub(r"^\[[^]]*]", "", host).partition(":")[2]
             if port and not port.isdecimal():
-                raise ValueError("has a port that is no number; percent-encode special characters in the password")
+                raise ValueError("has a port that is not a number; percent-encode special characters in the password")
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         modes = get_args(get_args(TlsSettings.model_fields["sslmode"].annotation)[0])
         if query.get("sslmode", "prefer") not in modes:
@@ -118,7 +118,7 @@ class DatabaseSettings(Table):
     @classmethod
     def _is_a_plain_name(cls, schema: str | None) -> str | None:
         if schema is not None and (not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_")):
-            raise ValueError("must be a name of small letters, digits and _, which does not begin with pg_")
+            raise ValueError("must be a name of lower-case letters, digits and _, and must not begin with pg_")
         return schema
 
     @field_validator("settings", mode="before")
@@ -133,7 +133,7 @@ class DatabaseSettings(Table):
         return settings
 
     def connect_kwargs(self, consumer: str) -> dict[str, Any]:
-        """Everything asyncpg.connect is given."""
+        """Everything that asyncpg.connect is given."""
         dsn = self.url.get_secret_value()
         tls = {name: revealed(value) for name, value in self.tls if value is not None}
         if tls:
@@ -142,14 +142,14 @@ class DatabaseSettings(Table):
         defaults = {
             "application_name": f"processor:{consumer}",
             "idle_in_transaction_session_timeout": str(self.idle_in_transaction_timeout_ms),
-            # For single statements; batches say it themselves.
+            # For single statements; a batch sets its own.
             "default_transaction_isolation": "read committed",
         }
         server_settings = {name: value for name, value in defaults.items() if name not in in_url}
         kwargs: dict[str, Any] = {
             "dsn": dsn,
-            # Also of a single host, whose name may lead to another server after a failover: a lock that is taken on a
-            # reader keeps nobody from taking it on the writer.
+            # For a single host too: after a failover its name may lead to a read-only server, and a lock that is
+            # taken there keeps nobody from taking it on the primary.
             "target_session_attrs": in_url.get("target_session_attrs", WRITABLE)[0],
             "timeout": self.connect_timeout_ms / 1000,
             "command_timeout": self.command_timeout_ms / 1000,
@@ -161,7 +161,7 @@ class DatabaseSettings(Table):
 
 
 def one_by_one(url: str) -> dict[str, str]:
-    """For each host that a Postgres URL names, by name, the URL that names no other."""
+    """For each host in a Postgres URL, the URL with that host alone."""
     parts = urlsplit(url)
     login, at, hosts = parts.netloc.rpartition("@")
     if "," not in hosts:

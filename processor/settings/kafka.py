@@ -11,7 +11,7 @@ from processor.settings import librdkafka, sources
 from processor.settings.secrets import revealed
 from processor.settings.table import Milliseconds, Table, refused
 
-# A member hears of a rebalance with its next heartbeat, and partitions that move to it lie idle until then.
+# A member learns of a rebalance with its next heartbeat; until then, partitions that move to it lie idle.
 HEARTBEAT_MS = 250
 
 
@@ -87,7 +87,7 @@ class KafkaSettings(Table):
         properties: dict[str, librdkafka.Value] = {}
         problems: list[tuple[str, str]] = []
         for name, item in sources.flatten(value):
-            if item is None:  # its secret file could not be read, which is reported already
+            if item is None:  # its secret file could not be read; that problem is already reported
                 continue
             if not isinstance(item, (str, int, float, SecretStr)):
                 problems.append((name, "must be a string, a number or a boolean"))
@@ -102,7 +102,7 @@ class KafkaSettings(Table):
 
     @property
     def heartbeat_seconds(self) -> float:
-        """How often a member of a group with the classic protocol asks whether something has changed."""
+        """How often a member asks whether the group has changed, in the classic protocol."""
         own = {**self.client, **self.consumer}.get("heartbeat.interval.ms")
         return (self._heartbeat_ms if own is None else int(str(own))) / 1000
 
@@ -111,7 +111,7 @@ class KafkaSettings(Table):
         return min(HEARTBEAT_MS, self.session_timeout_ms // 3)
 
     def consumer_config(self, consumer: str, instance: str | None = None) -> dict[str, Any]:
-        """Everything confluent_kafka.Consumer is given; with the name of an `instance` it is a static member."""
+        """Everything that confluent_kafka.Consumer is given; with the name of an `instance` it is a static member."""
         fixed: dict[str, Any] = {
             "group.id": consumer,
             "group.protocol": self.group_protocol,
@@ -128,10 +128,11 @@ class KafkaSettings(Table):
         defaults: dict[str, Any] = {
             "client.id": consumer,
             "queued.max.messages.kbytes": 16_384,
-            # A full queue is asked about again after this; librdkafka's own second limits large messages to 30 MB/s.
+            # How soon to fetch again after the queue was full. librdkafka's default of one second would limit large
+            # messages to 30 MB/s.
             "fetch.queue.backoff.ms": 50,
-            # A partition that is read again, as after a wait, has its turn when the broker has answered what was asked
-            # before. That takes it this long while nothing comes in, by default half a second.
+            # A partition that is read again, as after a wait, must wait for the answer to the fetch before. While
+            # nothing comes in, the broker takes this long to answer; its default is half a second.
             "fetch.wait.max.ms": 100,
         }
         if self.group_protocol == "classic":
@@ -139,29 +140,29 @@ class KafkaSettings(Table):
         return self._config("consumer", defaults, fixed)
 
     def producer_config(self, transactional_id: str) -> dict[str, Any]:
-        """Everything confluent_kafka.Producer is given."""
+        """Everything that confluent_kafka.Producer is given."""
         fixed = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": self.transaction_timeout_ms,
             "enable.idempotence": True,
             "acks": "all",
-            # With the default, librdkafka 2.16 never returns from send_offsets_to_transaction when the last known
-            # broker dies during the call, whatever its time-out.
+            # With the default, librdkafka 2.16 never returns from send_offsets_to_transaction, whatever the time-out,
+            # if the last known broker dies during the call.
             "metadata.recovery.strategy": "none",
         }
         defaults = {
             "client.id": transactional_id,
-            "linger.ms": 100,  # nothing waits for it: committing a transaction flushes at once
+            "linger.ms": 100,  # delays nothing: committing a transaction flushes at once
             "delivery.report.only.error": True,
-            # A transaction right behind another one is refused until the broker has put that one's markers in place,
-            # which takes it a few milliseconds. librdkafka's own 100 would be waited for with every batch.
+            # The broker refuses a transaction until it has written the markers of the one before, which takes a few
+            # milliseconds. With librdkafka's default of 100 every batch would wait that long.
             "retry.backoff.ms": 2,
-            "compression.type": "lz4",  # outputs of a batch are alike; the broker has less to look at too
+            "compression.type": "lz4",  # the outputs of a batch resemble each other, and the broker has less to read
         }
         return self._config("producer", defaults, fixed)
 
     def admin_config(self) -> dict[str, Any]:
-        """Everything an AdminClient is given: how to connect, nothing about reading or writing."""
+        """Everything that an AdminClient is given: how to connect, nothing about reading or writing."""
         shared = {
             name: revealed(value)
             for name, value in self.client.items()

@@ -86,7 +86,7 @@ class HandlerSettings(Table):
         if isinstance(value, dict) and "call" not in value:
             unknown = [str(key) for key in value if key not in cls.model_fields]
             if unknown and not difflib.get_close_matches(unknown[0], cls.model_fields):
-                raise ValueError(f'has no call; a message type with a dot is written in quotes: "….{unknown[0]}"')
+                raise ValueError(f'has no call; put a message type that contains a dot in quotes: "….{unknown[0]}"')
         return value
 
     @field_validator("call")
@@ -99,7 +99,7 @@ class HandlerSettings(Table):
     @model_validator(mode="after")
     def _effects_need_the_inbox(self) -> HandlerSettings:
         if self.effect and not self.inbox:
-            raise ValueError("effect needs the inbox: without its row nobody would know that the call was made")
+            raise ValueError("effect needs the inbox: without a row there, nothing records that the call was made")
         return self
 
 
@@ -142,7 +142,7 @@ class MessageSettings(Table):
         return strategies.checked(chain, ("header:", "payload:/", "constant:"), always="constant:")
 
 
-# What a profile stands for; each value can still be set by itself.
+# What a profile sets, unless a value is set by itself.
 PROFILES: Mapping[str, Mapping[str, int]] = {
     "latency": {"max_messages": 200, "linger_ms": 0},
     "balanced": {"max_messages": 1000, "linger_ms": 20},
@@ -182,7 +182,7 @@ class BatchSettings(Table):
     @classmethod
     def _holds_a_batch(cls, value: int, info: ValidationInfo) -> int:
         if value < info.data.get("max_bytes", 0):
-            raise ValueError("must be at least batch.max_bytes, or a full batch could never be read")
+            raise ValueError("must be at least batch.max_bytes, or a full batch would not fit")
         return value
 
 
@@ -234,9 +234,9 @@ class FailureSettings(Table):
     def _is_a_pattern(cls, value: str) -> str:
         name = value.replace("{topic}", "t").replace("{consumer}", "c")
         if value and not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
-            raise ValueError('must be a topic name, in which {topic} and {consumer} may stand, or "" for rows only')
+            raise ValueError('must be a topic name, which may contain {topic} and {consumer}, or "" for rows only')
         if value == "{topic}":
-            raise ValueError("must not be the input topic: what failed would come in again, and fail again, for ever")
+            raise ValueError("must not be the input topic: a failed message would come in and fail again, for ever")
         return value
 
     @field_validator("classes")
@@ -244,7 +244,7 @@ class FailureSettings(Table):
     def _names_errors(cls, classes: dict[str, Class]) -> dict[str, Class]:
         named = {}
         for name, class_ in classes.items():
-            state = name.upper()  # names of environment variables arrive in small letters
+            state = name.upper()  # keys from the environment arrive in lower case
             if not SQLSTATE.fullmatch(state) and not re.fullmatch(r"[\w.]+:[\w.]+", name):
                 raise ValueError(f'{name!r} must be a SQLSTATE or the beginning of one, or "module:Exception"')
             named[state if SQLSTATE.fullmatch(state) else name] = class_
@@ -309,7 +309,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `load` reads file and environment itself: it must know which of the two a bad value came from.
+        # `load` reads file and environment itself, because it must know which of the two a bad value came from.
         return (init_settings,)
 
     @field_validator("consumer")
@@ -326,7 +326,7 @@ class Settings(BaseSettings):
             raise ValueError("names no topic")
         for topic in topics:
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
-                raise ValueError(f"{topic!r} is no topic name: 1 to 249 of the characters A-Z a-z 0-9 . _ -")
+                raise ValueError(f"{topic!r} is not a topic name: 1 to 249 of the characters A-Z a-z 0-9 . _ -")
         if len(set(topics)) < len(topics):
             raise ValueError("names a topic twice")
         return topics
@@ -350,12 +350,12 @@ class Settings(BaseSettings):
         return self
 
     def dead_letter_topic(self, topic: str) -> str | None:
-        """Where failed messages of this topic go, besides their rows."""
+        """The topic that gets a copy of this topic's failed messages, or None."""
         name = self.failure.dead_letter_topic
         return name.replace("{topic}", topic).replace("{consumer}", self.consumer) or None
 
     def describe(self) -> dict[str, Any]:
-        """All settings as plain values, fit to be shown: every secret is `***`."""
+        """All settings as plain values, with `***` for every secret."""
         described = self.model_dump(mode="json", exclude={"source"})
         for name in sources.PROPERTY_TABLES:
             table = getattr(self.kafka, name)
@@ -366,7 +366,7 @@ class Settings(BaseSettings):
         return described
 
     def redact(self, text: str) -> str:
-        """The text of a foreign error, with every secret we know of taken out."""
+        """The text of an error that is not ours, without the secrets in these settings."""
         properties = (value for name in sources.PROPERTY_TABLES for value in getattr(self.kafka, name).values())
         given = [*properties, self.database.password, self.database.tls.sslpassword]
         return secrets.redact(text, self.database.url.get_secret_value(), given)
