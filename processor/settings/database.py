@@ -148,8 +148,8 @@ class DatabaseSettings(Table):
         server_settings = {name: value for name, value in defaults.items() if name not in in_url}
         kwargs: dict[str, Any] = {
             "dsn": dsn,
-            # For a single host too: after a failover its name may lead to a read-only server, and a lock that is
-            # taken there keeps nobody from taking it on the primary.
+            # For a single host too: after a failover its name may lead to a read-only server, and a lock that one
+            # process takes there does not stop another from taking it on the primary.
             "target_session_attrs": in_url.get("target_session_attrs", WRITABLE)[0],
             "timeout": self.connect_timeout_ms / 1000,
             "command_timeout": self.command_timeout_ms / 1000,
