@@ -12,7 +12,7 @@ BENCH_READY := $(BENCH_VENV)/.ready
 # Tests wait for servers and time-outs far more than they compute.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo bench bench-peers bench-env test test-unit check format lock wheel clean
+.PHONY: help setup demo docs bench bench-peers bench-env test test-unit check format lock wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ check: $(READY) ## format, lint and strict types
 format: $(READY) ## rewrite the sources in the project's format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: $(READY) ## write the tables of docs/configuration.md again, from the settings' schema
+	@$(BIN)/python -m processor.settings.reference
 
 lock: ## pin the newest versions again (needs uv)
 	@uv pip compile --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate --no-header \

@@ -33,8 +33,8 @@ def refusal(name: str, value: librdkafka.Value) -> str | None:
 def misfit(role: Literal["consumer", "producer"], config: dict[str, Any]) -> str | None:
     """Why librdkafka refuses these properties together, such as an unreadable certificate or two timeouts that clash.
 
-    Only a client that is built can tell. This one gets no broker and no SASL, so it connects to nothing, asks nobody
-    for a token, and is gone when this returns.
+    librdkafka decides that only when it builds a client. This one gets no broker and no SASL, so it connects to
+    nothing and requests no token, and it is gone when this returns.
     """
     offline = {
         name: value

@@ -15,22 +15,29 @@ from processor.settings import librdkafka, sources
 from processor.settings.secrets import revealed
 from processor.settings.table import Milliseconds, Table, refused
 
-# What a server must be: any other value of target_session_attrs could lead to one that takes no writes.
+# Any other value of target_session_attrs could lead to a server that accepts no writes.
 WRITABLE = ["read-write", "primary"]
 
 
 class TlsSettings(Table):
-    """Named as libpq and asyncpg name them; the same names work in the URL's query."""
+    """TLS to Postgres. The names are those of libpq, and the same ones work in the URL's query."""
 
-    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
-    sslnegotiation: Literal["postgres", "direct"] | None = None
-    sslrootcert: str | None = None
-    sslcert: str | None = None
-    sslkey: str | None = None
-    sslpassword: SecretStr | None = None
-    sslcrl: str | None = None
-    ssl_min_protocol_version: str | None = None
-    ssl_max_protocol_version: str | None = None
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        default=None,
+        description="`disable`, `allow`, `prefer` (what an absent key means), `require`, `verify-ca` or `verify-full`. "
+        "Only the last two check who the server is.",
+    )
+    sslnegotiation: Literal["postgres", "direct"] | None = Field(
+        default=None,
+        description="`postgres` asks the server for TLS first; `direct` begins with it (PostgreSQL 17 on).",
+    )
+    sslrootcert: str | None = Field(default=None, description="File with the certificates of trusted authorities.")
+    sslcert: str | None = Field(default=None, description="File with the client's certificate.")
+    sslkey: str | None = Field(default=None, description="File with the client's private key.")
+    sslpassword: SecretStr | None = Field(default=None, description="Password of that key; a secret.")
+    sslcrl: str | None = Field(default=None, description="File with revoked certificates.")
+    ssl_min_protocol_version: str | None = Field(default=None, description="Such as `TLSv1.2`.")
+    ssl_max_protocol_version: str | None = Field(default=None, description="Such as `TLSv1.3`.")
 
     @field_validator("sslrootcert", "sslcert", "sslkey", "sslcrl")
     @classmethod
@@ -40,24 +47,45 @@ class TlsSettings(Table):
         return value
 
 
-# BaseModel has a method of that name, long out of use; here it is the word that everybody looks for.
+# pydantic warns because BaseModel has a deprecated method of that name; for a user it is the obvious key.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 
 class DatabaseSettings(Table):
-    url: SecretStr
-    password: SecretStr | None = None
-    schema: str | None = None  # type: ignore[assignment]
+    """Where Postgres is, and how it is used."""
+
+    url: SecretStr = Field(
+        description="As in `postgresql://user@host:5432/name`; a secret. It may name [several hosts](#several-hosts)."
+    )
+    password: SecretStr | None = Field(default=None, description="Instead of a password in the URL; a secret.")
+    schema: str | None = Field(  # type: ignore[assignment]
+        default=None,
+        description="A schema for the processor's own tables, instead of where `search_path` leads; see "
+        "[tables](#tables-in-postgres).",
+    )
     tls: TlsSettings = TlsSettings()
-    settings: dict[str, str] = Field(default={})
-    idle_in_transaction_timeout_ms: Milliseconds = 30_000
-    connect_timeout_ms: Milliseconds = 10_000
-    command_timeout_ms: Milliseconds = 60_000
-    migrations: tuple[Path, ...] = ()
+    settings: dict[str, str] = Field(
+        default={},
+        description='Any Postgres setting for the processor\'s sessions, such as `statement_timeout = "20s"`.',
+    )
+    idle_in_transaction_timeout_ms: Milliseconds = Field(
+        default=30_000, description="Postgres ends a transaction whose process has been silent for this long."
+    )
+    connect_timeout_ms: Milliseconds = Field(
+        default=10_000, description="How long each host of the URL has to accept a connection."
+    )
+    command_timeout_ms: Milliseconds = Field(
+        default=60_000, description="A statement that has no answer after this is given up."
+    )
+    migrations: tuple[Path, ...] = Field(
+        default=(),
+        description="Folders with the handlers' own tables, `0001_name.sql` and on, looked for in the working "
+        "directory, then beside the configuration file; see [tables](#tables-in-postgres).",
+    )
 
     @property
     def idle_seconds(self) -> float:
-        """How long a transaction is left idle at most: well below what Postgres allows."""
+        """How long we leave a transaction idle at most: well below what Postgres allows."""
         return self.idle_in_transaction_timeout_ms / 3000
 
     @field_validator("url")
@@ -72,7 +100,7 @@ class DatabaseSettings(Table):
         for host in parts.netloc.rpartition("@")[2].split(","):
             port = re.sub(r"^\[[^]]*]", "", host).partition(":")[2]
             if port and not port.isdecimal():
-                raise ValueError("has a port that is no number; percent-encode special characters in the password")
+                raise ValueError("has a port that is not a number; percent-encode special characters in the password")
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         modes = get_args(get_args(TlsSettings.model_fields["sslmode"].annotation)[0])
         if query.get("sslmode", "prefer") not in modes:
@@ -90,7 +118,7 @@ class DatabaseSettings(Table):
     @classmethod
     def _is_a_plain_name(cls, schema: str | None) -> str | None:
         if schema is not None and (not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_")):
-            raise ValueError("must be a name of small letters, digits and _, which does not begin with pg_")
+            raise ValueError("must be a name of lower-case letters, digits and _, and must not begin with pg_")
         return schema
 
     @field_validator("settings", mode="before")
@@ -105,7 +133,7 @@ class DatabaseSettings(Table):
         return settings
 
     def connect_kwargs(self, consumer: str) -> dict[str, Any]:
-        """Everything asyncpg.connect is given."""
+        """Everything that asyncpg.connect is given."""
         dsn = self.url.get_secret_value()
         tls = {name: revealed(value) for name, value in self.tls if value is not None}
         if tls:
@@ -114,14 +142,14 @@ class DatabaseSettings(Table):
         defaults = {
             "application_name": f"processor:{consumer}",
             "idle_in_transaction_session_timeout": str(self.idle_in_transaction_timeout_ms),
-            # For single statements; batches say it themselves.
+            # For single statements; a batch sets its own.
             "default_transaction_isolation": "read committed",
         }
         server_settings = {name: value for name, value in defaults.items() if name not in in_url}
         kwargs: dict[str, Any] = {
             "dsn": dsn,
-            # Also of a single host, whose name may lead to another server after a failover: a lock that is taken on a
-            # reader keeps nobody from taking it on the writer.
+            # For a single host too: after a failover its name may lead to a read-only server, and a lock that one
+            # process takes there does not stop another from taking it on the primary.
             "target_session_attrs": in_url.get("target_session_attrs", WRITABLE)[0],
             "timeout": self.connect_timeout_ms / 1000,
             "command_timeout": self.command_timeout_ms / 1000,
@@ -133,7 +161,7 @@ class DatabaseSettings(Table):
 
 
 def one_by_one(url: str) -> dict[str, str]:
-    """For each host that a Postgres URL names, by name, the URL that names no other."""
+    """For each host in a Postgres URL, the URL with that host alone."""
     parts = urlsplit(url)
     login, at, hosts = parts.netloc.rpartition("@")
     if "," not in hosts:

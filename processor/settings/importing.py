@@ -17,7 +17,7 @@ from processor.errors import ConfigError
 def resolve(call: str) -> Callable[..., Any]:
     """Import the module and return its function; the working directory is searched first.
 
-    Whatever the module raises while it is imported becomes one line: where it happened and what it said.
+    An exception that the module raises while it is imported becomes one line: where it was raised, and its text.
     """
     module_name, _, function_name = call.partition(":")
     directory = str(Path.cwd())

@@ -52,7 +52,7 @@ ssl.key.password ssl.key.pem ssl.keystore.location ssl.keystore.password ssl.pro
 ssl.sigalgs.list statistics.interval.ms topic.blacklist topic.metadata.propagation.max.ms
 topic.metadata.refresh.fast.cnt topic.metadata.refresh.fast.interval.ms
 topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
-""".split()  # noqa: SIM905 - a line for each of 170 names would bury the rules below
+""".split()  # noqa: SIM905 - 170 lines of names would bury the rules below
 
 CONSUMER = """
 auto.commit.enable auto.commit.interval.ms auto.offset.reset check.crcs
@@ -63,7 +63,7 @@ group.instance.id group.protocol group.protocol.type group.remote.assignor heart
 isolation.level max.partition.fetch.bytes max.poll.interval.ms max.poll.records offset.store.method
 offset.store.path offset.store.sync.interval.ms partition.assignment.strategy
 queued.max.messages.kbytes queued.min.messages session.timeout.ms share.acknowledgement.mode
-""".split()  # noqa: SIM905 - a line for each of 170 names would bury the rules below
+""".split()  # noqa: SIM905 - 170 lines of names would bury the rules below
 
 PRODUCER = """
 acks batch.num.messages batch.size compression.codec compression.level compression.type
@@ -72,11 +72,11 @@ message.send.max.retries message.timeout.ms partitioner produce.offset.report
 queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
 queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries
 sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
-""".split()  # noqa: SIM905 - a line for each of 170 names would bury the rules below
+""".split()  # noqa: SIM905 - 170 lines of names would bury the rules below
 
 NAMES = frozenset([*BOTH, *CONSUMER, *PRODUCER])
 
-# One property, two names: a default of ours under one must give way to the user's under the other.
+# Two names of one property: our default under one name must give way to the user's value under the other.
 ALIASES = {
     "acks": "request.required.acks",
     "auto.commit.enable": "enable.auto.commit",
@@ -111,7 +111,7 @@ FUNCTIONS = frozenset({"interceptors", "logger", "msg_order_cmp", "on_commit", "
 
 @dataclass(frozen=True, slots=True)
 class Managed:
-    """A property the processor sets itself; `allowed` are values that say the same."""
+    """A property that the processor sets itself; `allowed` are values that mean the same."""
 
     reason: str
     allowed: frozenset[str] = frozenset()
@@ -157,12 +157,12 @@ MANAGED = {
         frozenset({"broker"}),
     ),
     "enable.partition.eof": Managed(
-        "must stay true: where a partition ends tells that only markers are left behind the last record", TRUE
+        "must stay true: the end of a partition shows that only transaction markers follow the last record", TRUE
     ),
     "delivery.report.only.error": Managed(
         "must stay false: every output's delivery is accounted for before its transaction commits", FALSE
     ),
-    "plugin.library.paths": Managed("cannot be set: a plugin's code could undo every other rule here"),
+    "plugin.library.paths": Managed("cannot be set: a plugin could undo every other rule here"),
 }
 
 
@@ -187,12 +187,12 @@ def refusal(table: Table, name: str, value: Value) -> str | None:
 
 
 def applies(name: str, role: Literal["consumer", "producer"]) -> bool:
-    """Whether librdkafka uses this property in such a client; the other one would only warn about it."""
+    """Whether this kind of client uses the property; the other kind would only log a warning about it."""
     return name not in (PRODUCER if role == "consumer" else CONSUMER)
 
 
 def from_variable(segment: str) -> str:
-    """The property meant by the end of an environment variable: `SASL_PASSWORD` is `sasl.password`."""
+    """The property that the end of an environment variable means: `SASL_PASSWORD` is `sasl.password`."""
     plain = segment.lower()
     file = plain.removesuffix("_file")
     for name in NAMES:

@@ -27,7 +27,7 @@ TABLES = ("message", "kafka", "database", "batch", "retry", "failure", "effects"
 def load(path: str | Path, environ: Mapping[str, str] | None = None, judge: librdkafka.Judge | None = None) -> Settings:
     """One deployment's settings, or a ConfigError with one line for each problem.
 
-    `judge` is asked about librdkafka's properties: which exist, and with which values, only that library knows.
+    `judge` is asked about librdkafka's properties: only that library knows which exist, and with which values.
     """
     source, base = str(path), Path(path).parent
     environ = os.environ if environ is None else environ
@@ -65,7 +65,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None, judge: libr
 
 
 def _judged(values: Mapping[str, Any], judge: librdkafka.Judge) -> list[Problem]:
-    """What librdkafka refuses of the properties that our own rules have nothing against."""
+    """The properties that our own rules accept and librdkafka refuses."""
     problems = []
     for table in sources.PROPERTY_TABLES:
         given = _given(values, ("kafka", table))
@@ -126,7 +126,7 @@ def _problems(detail: ErrorDetails, values: Mapping[str, Any]) -> list[Problem]:
     if detail["type"] == "refused":
         return [Problem((*path, name), reason) for name, reason in context["refused"]]
     if detail["type"] == "missing":
-        if path in (("kafka",), ("database",)):  # the table is there for its one required key
+        if path in (("kafka",), ("database",)):  # each of these tables has one required key
             path = (*path, "bootstrap_servers" if path == ("kafka",) else "url")
         if path == ("topics",):
             path = ("topic",)
@@ -138,7 +138,7 @@ def _problems(detail: ErrorDetails, values: Mapping[str, Any]) -> list[Problem]:
     if detail["type"] in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
         return [Problem(path, f"must be a table; from the environment, set its keys: {_variable(path)}__…")]
     if _given(values, path) is None and detail["type"] in ("string_type", "none_required"):
-        return []  # a secret file that could not be read, reported already
+        return []  # a secret file that could not be read; that problem is already reported
     text = str(context["error"]) if "error" in context else detail["msg"].replace("Input should be", "must be")
     return [Problem(path, text.removeprefix("Value error, "))]
 
@@ -161,7 +161,7 @@ def _variable(path: tuple[str, ...]) -> str:
 
 
 def _stray_variables(environ: Mapping[str, str]) -> list[Problem]:
-    """Variables that look like settings and are none: `PROCESSOR_DATABASE_URL`, `PROCESSOR_KAFAK__START`."""
+    """Variables that look like settings but are not: `PROCESSOR_DATABASE_URL`, `PROCESSOR_KAFAK__START`."""
     settings = {_variable((key,)) for key in ("topic", *KEYS)}
     for table in TABLES:
         settings |= {_variable((table, key)) for key in _names_at((table,))}

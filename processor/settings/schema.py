@@ -22,11 +22,24 @@ from processor.settings.table import Milliseconds, Table, Texts, refused
 
 
 class RetrySettings(Table):
-    """How often and how soon a message is tried again that failed for no fault of its own, or so it seems."""
+    """How often, and after which delays, a message is tried again after a transient failure or a bug."""
 
-    attempts: int = Field(default=5, ge=1, le=1000)
-    first_delay_ms: Milliseconds = 200
-    max_delay_ms: Milliseconds = Field(default=60_000, validate_default=True)
+    attempts: int = Field(
+        default=5,
+        ge=1,
+        le=1000,
+        description="Attempts in all, the first one included. A message type may have a `retry` table of its own.",
+    )
+    first_delay_ms: Milliseconds = Field(
+        default=200,
+        description="Upper limit of the first delay; it doubles with each attempt. "
+        "A delay is random, between 0 and its limit.",
+    )
+    max_delay_ms: Milliseconds = Field(
+        default=60_000,
+        validate_default=True,
+        description="The limit of a delay grows no further than this. A handler's `Retry(after=…)` is taken as it is.",
+    )
 
     @field_validator("max_delay_ms")
     @classmethod
@@ -37,12 +50,33 @@ class RetrySettings(Table):
 
 
 class HandlerSettings(Table):
-    call: str
-    inbox: bool = True
-    effect: bool = False
-    timeout_ms: Milliseconds | None = None
-    retry: RetrySettings | None = None
-    outputs: Texts = ()  # topics that it sends to, as far as it says so: looked for before anything runs
+    """Which function handles which message type; the type `*` stands for all that are not named.
+
+    A bare string, as in `OrderPlaced = "shop:invoice"`, is short for `{ call = "shop:invoice" }`.
+    """
+
+    call: str = Field(description="The handler, as `module:function`.")
+    inbox: bool = Field(
+        default=True,
+        description="`false`: no inbox row, so a repeated message runs the handler again. "
+        "Only for handlers that may do the same twice.",
+    )
+    effect: bool = Field(
+        default=False,
+        description="`true`: the handler acts on another system. It runs outside the transaction, under a lease; see "
+        "[effects](failures.md#effects-outside).",
+    )
+    timeout_ms: Milliseconds | None = Field(
+        default=None, description="Takes the place of `failure.timeout_ms` for this type."
+    )
+    retry: RetrySettings | None = Field(
+        default=None, description="A table that takes the place of `[retry]` for this type, as a whole."
+    )
+    outputs: Texts = Field(
+        default=(),
+        description="Topics that the handler sends to. They must exist: `check --connect` and the start of `run` look "
+        "for them.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +86,7 @@ class HandlerSettings(Table):
         if isinstance(value, dict) and "call" not in value:
             unknown = [str(key) for key in value if key not in cls.model_fields]
             if unknown and not difflib.get_close_matches(unknown[0], cls.model_fields):
-                raise ValueError(f'has no call; a message type with a dot is written in quotes: "….{unknown[0]}"')
+                raise ValueError(f'has no call; put a message type that contains a dot in quotes: "….{unknown[0]}"')
         return value
 
     @field_validator("call")
@@ -65,17 +99,36 @@ class HandlerSettings(Table):
     @model_validator(mode="after")
     def _effects_need_the_inbox(self) -> HandlerSettings:
         if self.effect and not self.inbox:
-            raise ValueError("effect needs the inbox: without its row nobody would know that the call was made")
+            raise ValueError("effect needs the inbox: without a row there, nothing records that the call was made")
         return self
 
 
 class MessageSettings(Table):
-    id: Texts = ("header:message-id", "offset")
-    type: Texts = ("header:type", "payload:/type")
-    scope_by_type: bool = False
-    window_seconds: Annotated[int, Field(gt=0)] | None = None
-    on_collision: Literal["fail", "skip", "process"] = "fail"
-    max_bytes: int = Field(default=1_048_576, gt=0)
+    """How a message is recognised, and which handler it is for."""
+
+    id: Texts = Field(
+        default=("header:message-id", "offset"),
+        description="What makes two records the same message; the first strategy that yields an id wins: "
+        "`header:NAME`, `payload:/json/pointer`, `business:order:{order_id}`, `content-hash`, `offset`. "
+        "An id by `offset` includes the topic's id, so a topic that is created anew has other messages.",
+    )
+    type: Texts = Field(
+        default=("header:type", "payload:/type"),
+        description="Which handler a record is for; the first strategy that yields a type wins: "
+        "`header:NAME`, `payload:/json/pointer`, `constant:NAME`.",
+    )
+    scope_by_type: bool = Field(default=False, description="`true`: the same id under two types is two messages.")
+    window_seconds: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="An id is recognised only within a window of this length, by the records' timestamps. "
+        "Without a window it is recognised for good.",
+    )
+    on_collision: Literal["fail", "skip", "process"] = Field(
+        default="fail",
+        description="What becomes of a message that has the id of an earlier one but another payload, whatever became "
+        "of the earlier one: `fail` it, `skip` it and log that, or `process` it as a message of its own.",
+    )
+    max_bytes: int = Field(default=1_048_576, gt=0, description="A larger value fails without reaching its handler.")
 
     @field_validator("id")
     @classmethod
@@ -89,7 +142,7 @@ class MessageSettings(Table):
         return strategies.checked(chain, ("header:", "payload:/", "constant:"), always="constant:")
 
 
-# What a profile stands for; each value can still be set by itself.
+# What a profile sets, unless a value is set by itself.
 PROFILES: Mapping[str, Mapping[str, int]] = {
     "latency": {"max_messages": 200, "linger_ms": 0},
     "balanced": {"max_messages": 1000, "linger_ms": 20},
@@ -97,17 +150,39 @@ PROFILES: Mapping[str, Mapping[str, int]] = {
 }
 
 
+def _by_profile(key: str) -> str:
+    return ", ".join(f"`{name}` {values[key]:,}" for name, values in PROFILES.items())
+
+
 class BatchSettings(Table):
-    max_messages: int = Field(default=PROFILES["balanced"]["max_messages"], gt=0, le=100_000)
-    max_bytes: int = Field(default=4_194_304, gt=0)
-    linger_ms: int = Field(default=PROFILES["balanced"]["linger_ms"], ge=0, le=60_000)
-    buffer_bytes: int = Field(default=33_554_432, gt=0, validate_default=True)
+    """How large batches get, and how long they wait for more."""
+
+    max_messages: int = Field(
+        default=PROFILES["balanced"]["max_messages"],
+        gt=0,
+        le=100_000,
+        description=f"A batch ends at this many messages or at `max_bytes`. By profile: {_by_profile('max_messages')}.",
+    )
+    max_bytes: int = Field(default=4_194_304, gt=0, description="A batch ends at this size or at `max_messages`.")
+    linger_ms: int = Field(
+        default=PROFILES["balanced"]["linger_ms"],
+        ge=0,
+        le=60_000,
+        description="Under a backlog, how long a batch waits until it is full, and a Kafka transaction for more "
+        f"batches. By profile: {_by_profile('linger_ms')}.",
+    )
+    buffer_bytes: int = Field(
+        default=33_554_432,
+        gt=0,
+        validate_default=True,
+        description="Upper limit of the records that a process has read ahead; at least `max_bytes`.",
+    )
 
     @field_validator("buffer_bytes")
     @classmethod
     def _holds_a_batch(cls, value: int, info: ValidationInfo) -> int:
         if value < info.data.get("max_bytes", 0):
-            raise ValueError("must be at least batch.max_bytes, or a full batch could never be read")
+            raise ValueError("must be at least batch.max_bytes, or a full batch would not fit")
         return value
 
 
@@ -116,25 +191,52 @@ SQLSTATE = re.compile(r"[0-9A-Z]{2,5}")
 
 
 class FailureSettings(Table):
-    """What becomes of a message that cannot be processed."""
+    """What becomes of a message that cannot be processed: [failures](failures.md)."""
 
-    policy: Literal["dead-letter", "park-key", "halt"] = "dead-letter"
-    dead_letter_topic: str = "{topic}.{consumer}.dlq"
-    timeout_ms: Milliseconds = 60_000
-    quarantine_after: int = Field(default=3, ge=2, le=100)
-    budget_consecutive: int = Field(default=100, ge=1)
-    budget_percent: int = Field(default=50, ge=1, le=100)
-    budget_window: int = Field(default=1000, ge=10)
-    classes: dict[str, Class] = Field(default={})
+    policy: Literal["dead-letter", "park-key", "halt"] = Field(
+        default="dead-letter",
+        description="After the last attempt: `dead-letter` puts the message aside and goes on; `park-key` also makes "
+        "later messages of its key wait; `halt` stops the partition.",
+    )
+    dead_letter_topic: str = Field(
+        default="{topic}.{consumer}.dlq",
+        description='Must exist. `""` keeps failed messages as inbox rows only.',
+    )
+    timeout_ms: Milliseconds = Field(
+        default=60_000, description="A handler that takes longer for one message is cancelled; a transient failure."
+    )
+    quarantine_after: int = Field(
+        default=3,
+        ge=2,
+        le=100,
+        description="A message that was being handled when this many processes died is failed without being handled "
+        "again.",
+    )
+    budget_consecutive: int = Field(
+        default=100, ge=1, description="More failed messages than this in a row halt their partition."
+    )
+    budget_percent: int = Field(
+        default=50,
+        ge=1,
+        le=100,
+        description="A larger percentage of failures among the last `budget_window` messages halts their partition.",
+    )
+    budget_window: int = Field(default=1000, ge=10, description="How many messages `budget_percent` looks at.")
+    classes: dict[str, Class] = Field(
+        default={},
+        description='What errors mean here: `"23505" = "poison"` by SQLSTATE or the beginning of one, '
+        '`"httpx:ConnectError" = "outage"` by exception, subclasses included. The classes are `poison`, `transient`, '
+        "`outage` and `bug`.",
+    )
 
     @field_validator("dead_letter_topic")
     @classmethod
     def _is_a_pattern(cls, value: str) -> str:
         name = value.replace("{topic}", "t").replace("{consumer}", "c")
         if value and not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
-            raise ValueError('must be a topic name, in which {topic} and {consumer} may stand, or "" for rows only')
+            raise ValueError('must be a topic name, which may contain {topic} and {consumer}, or "" for rows only')
         if value == "{topic}":
-            raise ValueError("must not be the input topic: what failed would come in again, and fail again, for ever")
+            raise ValueError("must not be the input topic: a failed message would come in and fail again, for ever")
         return value
 
     @field_validator("classes")
@@ -142,7 +244,7 @@ class FailureSettings(Table):
     def _names_errors(cls, classes: dict[str, Class]) -> dict[str, Class]:
         named = {}
         for name, class_ in classes.items():
-            state = name.upper()  # names of environment variables arrive in small letters
+            state = name.upper()  # keys from the environment arrive in lower case
             if not SQLSTATE.fullmatch(state) and not re.fullmatch(r"[\w.]+:[\w.]+", name):
                 raise ValueError(f'{name!r} must be a SQLSTATE or the beginning of one, or "module:Exception"')
             named[state if SQLSTATE.fullmatch(state) else name] = class_
@@ -150,25 +252,44 @@ class FailureSettings(Table):
 
 
 class EffectSettings(Table):
-    """For handlers that act on the world outside: how long one of them may be silent before it is taken for dead."""
+    """For handlers with `effect = true`."""
 
-    lease_ms: Milliseconds = 30_000
-    reap_ms: Milliseconds = 5_000
+    lease_ms: Milliseconds = Field(
+        default=30_000,
+        description="An effect whose process has not renewed its lease for this long is given to another process.",
+    )
+    reap_ms: Milliseconds = Field(default=5_000, description="How often to look for effects whose lease has run out.")
 
 
 class RunSettings(Table):
-    stop_timeout_ms: Milliseconds = 25_000
-    ready_file: Path | None = None
+    """The process: how it stops, and how it shows that it is ready."""
+
+    stop_timeout_ms: Milliseconds = Field(
+        default=25_000, description="After SIGTERM, how long the current batches may take before they are rolled back."
+    )
+    ready_file: Path | None = Field(
+        default=None, description="A file that exists while the process is ready, and not during an outage."
+    )
 
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
-    consumer: str
-    topics: Texts
+    consumer: str = Field(
+        description="Scope of the inbox, Kafka group, and prefix of transactional ids. Never reuse or rename it."
+    )
+    topics: Texts = Field(description='The topics to read; a single one may be written `topic = "orders"`.')
     handlers: Mapping[str, HandlerSettings]
-    profile: Literal["latency", "balanced", "throughput"] = "balanced"
-    concurrency: Annotated[int, Field(ge=1, le=1000)] = 1
+    profile: Literal["latency", "balanced", "throughput"] = Field(
+        default="balanced",
+        description="`latency`, `balanced` or `throughput`: sets `batch.max_messages` and `batch.linger_ms`, unless "
+        "they are set themselves.",
+    )
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=1,
+        description="How many per-message handlers run at the same time, for handlers that wait for something. The "
+        "messages of one key are still handled in order.",
+    )
     message: MessageSettings = MessageSettings()
     kafka: KafkaSettings
     database: DatabaseSettings
@@ -188,7 +309,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `load` reads file and environment itself: it must know which of the two a bad value came from.
+        # `load` reads file and environment itself, because it must know which of the two a bad value came from.
         return (init_settings,)
 
     @field_validator("consumer")
@@ -205,7 +326,7 @@ class Settings(BaseSettings):
             raise ValueError("names no topic")
         for topic in topics:
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
-                raise ValueError(f"{topic!r} is no topic name: 1 to 249 of the characters A-Z a-z 0-9 . _ -")
+                raise ValueError(f"{topic!r} is not a topic name: 1 to 249 of the characters A-Z a-z 0-9 . _ -")
         if len(set(topics)) < len(topics):
             raise ValueError("names a topic twice")
         return topics
@@ -229,12 +350,12 @@ class Settings(BaseSettings):
         return self
 
     def dead_letter_topic(self, topic: str) -> str | None:
-        """Where failed messages of this topic go, besides their rows."""
+        """The topic that gets a copy of this topic's failed messages, or None."""
         name = self.failure.dead_letter_topic
         return name.replace("{topic}", topic).replace("{consumer}", self.consumer) or None
 
     def describe(self) -> dict[str, Any]:
-        """All settings as plain values, fit to be shown: every secret is `***`."""
+        """All settings as plain values, with `***` for every secret."""
         described = self.model_dump(mode="json", exclude={"source"})
         for name in sources.PROPERTY_TABLES:
             table = getattr(self.kafka, name)
@@ -245,7 +366,7 @@ class Settings(BaseSettings):
         return described
 
     def redact(self, text: str) -> str:
-        """The text of a foreign error, with every secret we know of taken out."""
+        """The text of an error that is not ours, without the secrets in these settings."""
         properties = (value for name in sources.PROPERTY_TABLES for value in getattr(self.kafka, name).values())
         given = [*properties, self.database.password, self.database.tls.sslpassword]
         return secrets.redact(text, self.database.url.get_secret_value(), given)

@@ -1,7 +1,7 @@
 """Where configuration comes from: one TOML file, environment variables above it, secrets also from files.
 
-Each reader returns plain nested tables and notes what is wrong instead of raising, so that one look at the
-error shows everything there is to mend. No value is ever repeated in a problem: it could be a secret.
+Each reader returns plain nested tables and collects problems instead of raising, so that one error shows everything
+that must be corrected. A problem never repeats a value: it could be a secret.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Problem:
 
 @dataclass(slots=True)
 class ConfigLayer:
-    """Tables as given in one place; `variables` names the environment variable behind a path."""
+    """Tables from one place; `variables` names the environment variable that set a path."""
 
     tables: dict[str, Any]
     problems: list[Problem] = field(default_factory=list)
@@ -62,10 +62,10 @@ def from_file(path: Path, settings: type[BaseSettings]) -> ConfigLayer:
 def from_environment(environ: Mapping[str, str], known: frozenset[str], base: Path) -> ConfigLayer:
     """Read `PROCESSOR_KAFKA__BOOTSTRAP_SERVERS` as `kafka.bootstrap_servers`.
 
-    Variables of other programs may start with PROCESSOR_ too (Kubernetes makes them up for a service of that
-    name), so only names whose first part is one of `known` are ours.
+    Variables of other programs may start with PROCESSOR_ too (Kubernetes sets some for a service of that name), so
+    only names whose first part is one of `known` are ours.
     """
-    source = ConfigLayer({})
+    layer = ConfigLayer({})
     for variable in sorted(environ):
         name = variable.removeprefix(PREFIX)
         if name == variable or name in RESERVED:
@@ -74,11 +74,11 @@ def from_environment(environ: Mapping[str, str], known: frozenset[str], base: Pa
         if first.lower() not in known:
             continue
         path = _path(first, rest)
-        if "" in path or not _put(source.tables, path, _value(path, environ[variable])):
-            source.problems.append(Problem((variable,), "clashes with another variable or has an empty part"))
+        if "" in path or not _put(layer.tables, path, _value(path, environ[variable])):
+            layer.problems.append(Problem((variable,), "clashes with another variable or has an empty part"))
             continue
-        source.variables[path] = variable
-    return _settled(source, base)
+        layer.variables[path] = variable
+    return _settled(layer, base)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,13 +90,13 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def locate(name: str, base: Path) -> Path:
-    """A relative path is looked for in the working directory, then beside the configuration file."""
+    """Look for a relative path in the working directory, then beside the configuration file."""
     path = Path(name)
     return path if path.is_absolute() or path.exists() or not (base / path).exists() else base / path
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Undo what TOML makes of an unquoted `security.protocol = …`: nested tables."""
+    """Undo the nested tables that TOML makes of an unquoted `security.protocol = …`."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -136,21 +136,21 @@ def _put(tables: dict[str, Any], path: KeyPath, value: Any) -> bool:
     return True
 
 
-def _settled(source: ConfigLayer, base: Path) -> ConfigLayer:
-    """Flatten librdkafka's properties, and put each `<secret>_file`'s content in the secret's place."""
-    kafka = source.tables.get("kafka")
+def _settled(layer: ConfigLayer, base: Path) -> ConfigLayer:
+    """Flatten librdkafka's properties, and replace each `<secret>_file` by the secret that the file holds."""
+    kafka = layer.tables.get("kafka")
     if isinstance(kafka, dict):
         for name in PROPERTY_TABLES:
             if isinstance(kafka.get(name), dict):
                 kafka[name] = dict(flatten(kafka[name]))
     secrets = [("kafka", table, name) for table in PROPERTY_TABLES for name in sorted(librdkafka.SECRETS)]
     for path in (*SECRET_KEYS, *secrets):
-        _read_secret(source, path, base)
-    return source
+        _read_secret(layer, path, base)
+    return layer
 
 
-def _read_secret(source: ConfigLayer, path: KeyPath, base: Path) -> None:
-    table: Any = source.tables
+def _read_secret(layer: ConfigLayer, path: KeyPath, base: Path) -> None:
+    table: Any = layer.tables
     for key in path[:-1]:
         table = table.get(key)
         if not isinstance(table, dict):
@@ -159,25 +159,25 @@ def _read_secret(source: ConfigLayer, path: KeyPath, base: Path) -> None:
     if given[-1] not in table:
         return
     name = table.pop(given[-1])
-    if given in source.variables:
-        source.variables[path] = source.variables[given]
+    if given in layer.variables:
+        layer.variables[path] = layer.variables[given]
     if path[-1] in table:
-        source.problems.append(Problem(given, f"give either this or {path[-1]}, not both"))
+        layer.problems.append(Problem(given, f"give either this or {path[-1]}, not both"))
         return
-    # Whatever goes wrong below, the secret counts as given: one problem, not a second one about it missing.
+    # Whatever goes wrong below, the secret counts as set: a second problem, that it is missing, would mislead.
     table[path[-1]] = None
     if not isinstance(name, str):
-        source.problems.append(Problem(given, "must be the path of a file"))
+        layer.problems.append(Problem(given, "must be the path of a file"))
         return
     try:
         secret = locate(name, base).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        source.problems.append(Problem(given, f"{name}: not UTF-8 text"))
+        layer.problems.append(Problem(given, f"{name}: not UTF-8 text"))
     except OSError as error:
-        source.problems.append(Problem(given, f"{name}: cannot be read: {error.strerror}"))
+        layer.problems.append(Problem(given, f"{name}: cannot be read: {error.strerror}"))
     else:
         if not secret.strip():
-            source.problems.append(Problem(given, f"{name}: is empty"))
+            layer.problems.append(Problem(given, f"{name}: is empty"))
         table[path[-1]] = secret if path[-1].endswith(".pem") else secret.strip()
 
 

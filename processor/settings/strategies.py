@@ -13,7 +13,7 @@ def checked(chain: tuple[str, ...], valid: tuple[str, ...], always: str) -> tupl
         _check_strategy(strategy, valid)
     for strategy in chain[:-1]:
         if strategy.startswith(always):
-            raise ValueError(f"{strategy} always yields, so what comes after it is never used")
+            raise ValueError(f"{strategy} always yields, so the strategies after it are never used")
     return chain
 
 
@@ -27,7 +27,7 @@ def _check_strategy(strategy: str, valid: tuple[str, ...]) -> None:
     if kind in ("header", "constant") and not rest:
         raise ValueError(f"{strategy!r} lacks a name, as in {kind}:NAME")
     if kind == "payload" and (not rest.startswith("/") or re.search(r"~(?![01])", rest)):
-        raise ValueError(f"{strategy!r} is no JSON pointer, as in payload:/order/id (~ is written ~0, / is ~1)")
+        raise ValueError(f"{strategy!r} is not a JSON pointer, as in payload:/order/id (~ is written ~0, / is ~1)")
     if kind == "business":
         _check_template(strategy, rest)
 
@@ -40,4 +40,4 @@ def _check_template(strategy: str, template: str) -> None:
         raise ValueError(f"{strategy!r} names no field, as in business:order:{{order_id}}")
     for name in fields:
         if not re.fullmatch(r"[^\W\d][\w.-]*", name):
-            raise ValueError(f"{strategy!r} has a field that is no plain name, as in {{order_id}}")
+            raise ValueError(f"{strategy!r} has a field that is not a plain name, as in {{order_id}}")

@@ -18,14 +18,17 @@ from processor.engine import recovery
 from processor.messages import letters
 from processor.messages.message import Message, Output
 from processor.operations import check
+from processor.settings import reference
+from processor.settings.database import TlsSettings
 from processor.settings.load import load
-from processor.settings.schema import FailureSettings, Settings
+from processor.settings.schema import FailureSettings, HandlerSettings, Settings
 from processor.stack import kafka
 from processor.stack.state import Shape, State
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
 FAILURES = (ROOT / "docs/failures.md").read_text()
 ORDERS = (ROOT / "config/orders.toml").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -78,7 +81,16 @@ def test_the_readme_s_handler_fits_in_twenty_lines() -> None:
     assert len(block("`shop.py`").splitlines()) < 20
 
 
-PAGES = ["README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/failures.md", "docs/performance.md"]
+PAGES = [
+    "README.md",
+    "DESIGN.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/configuration.md",
+    "docs/handlers.md",
+    "docs/failures.md",
+    "docs/performance.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -96,12 +108,25 @@ def test_links_and_make_targets_exist(page: str) -> None:
         assert (pair[0] or pair[1]) in targets, pair
 
 
-def test_the_readme_s_table_has_every_setting() -> None:
-    table = README[README.index("| key | default |") : README.index("Logs go to stderr")]
-    named = set(
-        re.findall(r"`([a-z_.]+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
-    )
-    assert named - {"topic"} == set(_keys(Settings)) - {"source"}
+def test_the_page_of_settings_is_what_make_docs_makes_of_them() -> None:
+    assert reference.page(CONFIGURATION) == CONFIGURATION, "run `make docs`"
+
+
+def test_every_setting_has_its_row_and_its_meaning() -> None:
+    rows = re.findall(r"^\| `([a-zA-Z_.]+)` \| .+ \| (.+) \|$", reference.tables(), re.MULTILINE)
+    handlers = {f"handlers.TYPE.{name}" for name in HandlerSettings.model_fields}
+    tls = {f"database.tls.{name}" for name in TlsSettings.model_fields}
+    assert {key for key, _ in rows} == set(_keys(Settings)) - {"source", "handlers", "database.tls"} | handlers | tls
+    assert all(meaning != "None" for _, meaning in rows)
+
+
+def test_the_meaning_of_a_choice_names_all_that_can_be_chosen() -> None:
+    fields = [(name, field) for model in _models(Settings) for name, field in model.model_fields.items()]
+    chosen = [(name, field) for name, field in fields if "Literal[" in str(field.annotation)]
+    assert len(chosen) > 5
+    for name, field in chosen:
+        for choice in re.findall(r"'([a-z-]+)'", str(field.annotation)):
+            assert f"`{choice}`" in str(field.description), f"{name}: {choice}"
 
 
 def test_orders_toml_names_every_setting_and_the_default_of_those_left_out() -> None:
@@ -128,6 +153,12 @@ def _default(key: str) -> Any:
         assert isinstance(nested, type)
         model = nested
     return model.model_fields[name].default
+
+
+def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    nested = [field.annotation for field in model.model_fields.values()]
+    below = [found for one in nested if isinstance(one, type) and issubclass(one, BaseModel) for found in _models(one)]
+    return [model, *below]
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:

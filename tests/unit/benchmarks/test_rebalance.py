@@ -9,7 +9,7 @@ import pytest
 from benchmarks import rebalance
 from benchmarks.job import Job
 from benchmarks.rebalance import PROFILES, STATIC, Event, Profile
-from processor.settings import config
+from processor.settings.load import load
 
 SENT = {"o-0": 8.0, "o-1": 9.5, "o-2": 10.0, "o-3": 11.0, "o-4": 11.5, "o-5": 13.0}
 SEEN = {"o-0": 8.9, "o-1": 9.6, "o-2": 11.25, "o-3": 11.25, "o-4": 11.75, "o-5": 20.0}
@@ -49,5 +49,5 @@ def test_the_processor_accepts_the_profiles_of_rebalances(profile: Profile, tmp_
     path = tmp_path / "bench.toml"
     job = Job("localhost:9092", "postgresql://localhost/bench", "orders", "out", "bench")
     path.write_text(profile.subject().config(job))
-    settings = config.load(path, environ={})
+    settings = load(path, environ={})
     assert settings.kafka.group_protocol == profile.kafka["group_protocol"]

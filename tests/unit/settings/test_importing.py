@@ -9,7 +9,7 @@ from processor.settings.importing import resolve
 
 MODULES = {
     "fine": "async def reserve(message, db): ...\nlimit = 3\n",
-    "needs": "import a_module_nobody_has\n",
+    "needs": "import a_module_that_does_not_exist\n",
     "broken": "def reserve(:\n",
     "failing": "import os\n\nraise RuntimeError('no\\nSTOCK_URL')\n",
     "leaving": "raise SystemExit(3)\n",
@@ -36,7 +36,10 @@ def test_the_working_directory_is_searched() -> None:
         ("fine:reserv", "did you mean shop_for_import_tests.fine:reserve?"),
         ("fine:limit", "is a int, not a function"),
         ("nowhere:reserve", "no module 'shop_for_import_tests.nowhere' in "),
-        ("needs:reserve", "ModuleNotFoundError: No module named 'a_module_nobody_has' (shop_for_import_tests/needs.py"),
+        (
+            "needs:reserve",
+            "ModuleNotFoundError: No module named 'a_module_that_does_not_exist' (shop_for_import_tests/needs.py",
+        ),
         ("broken:reserve", "SyntaxError: "),
         ("failing:reserve", "RuntimeError: no STOCK_URL (shop_for_import_tests/failing.py, line 3)"),
         ("leaving:reserve", "SystemExit: 3"),
