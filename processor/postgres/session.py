@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
@@ -18,13 +18,11 @@ from processor.postgres.statements import Statements
 from processor.settings.config import one_by_one
 
 if TYPE_CHECKING:
-    from asyncpg import Connection, Record
-
     from processor.settings.config import Settings
 
-    _Connection = Connection[Record]
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:
-    _Connection = asyncpg.Connection
+    Connection = asyncpg.Connection  # which is generic for type checkers alone
 
 TERMINATE_SECONDS = 5.0
 
@@ -61,13 +59,13 @@ class Session:
         self._settings = settings
         self._role = role
         self._retried = retried
-        self._connection: Connection[Record] | None = None
+        self._connection: Connection | None = None
         self._turn = asyncio.Lock()
         self._met = False  # whether the database has ever let us in
         self.statements: Statements
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Connection[Record]]:
+    async def use(self) -> AsyncIterator[Connection]:
         """Raises ConnectionLost if there is no connection to be had, or if it broke under way."""
         async with self._turn:
             connection = await self._connected()
@@ -110,7 +108,7 @@ class Session:
             except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 connection.terminate()
 
-    async def _connected(self) -> Connection[Record]:
+    async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
             try:
                 connection = await connect(self._settings)
@@ -133,14 +131,14 @@ class Session:
 
 
 @cache
-def _own(schema: str) -> type[Connection[Record]]:
+def _own(schema: str) -> type[Connection]:
     """Connections whose statements find our tables in a schema of their own.
 
     Those of handlers are prepared (database.py) and left as they are: an unqualified name means to a handler what
     search_path says, even if it is that of one of our tables.
     """
 
-    class OwnSchema(_Connection):
+    class OwnSchema(Connection):
         async def execute(self, query: str, *args: Any, **options: Any) -> str:
             return await super().execute(schemas.qualified(query, schema), *args, **options)
 
@@ -159,7 +157,7 @@ def _own(schema: str) -> type[Connection[Record]]:
     return OwnSchema
 
 
-async def connect(settings: Settings, **changes: Any) -> Connection[Record]:
+async def connect(settings: Settings, **changes: Any) -> Connection:
     """To the first host of the URL that takes writes. Each has the time for connecting to itself, and what is wrong
     with all of them is said as one ConnectionError."""
     kwargs = settings.database.connect_kwargs(settings.consumer) | changes
@@ -180,7 +178,7 @@ async def connect(settings: Settings, **changes: Any) -> Connection[Record]:
     raise ConnectionError("; ".join(refused))
 
 
-async def end_frozen(connection: Connection[Record], idle_seconds: float) -> list[int]:
+async def end_frozen(connection: Connection, idle_seconds: float) -> list[int]:
     """End transactions of this deployment whose client has been silent for so long; gives their backends."""
     return [row["pid"] for row in await connection.fetch(END_FROZEN, timedelta(seconds=idle_seconds))]
 

@@ -80,7 +80,6 @@ def test_every_room_has_its_rule() -> None:
 
 
 NOT_YET = {
-    "cli.dlq -> asyncpg: postgres/ alone uses it",
     "engine.claim_ahead -> asyncpg: postgres/ alone uses it",
     "engine.loop -> asyncpg: postgres/ alone uses it",
     "handling.database -> asyncpg: postgres/ alone uses it",
@@ -102,14 +101,7 @@ NOT_YET = {
     "messages.record -> kafka.assignment.Assignment",
     "observe.stalls -> handling.registry.Route",
     "observe.stalls -> settings.config.Settings",
-    "operations.check -> asyncpg: postgres/ alone uses it",
-    "operations.check -> confluent_kafka: kafka/ alone uses it",
-    "operations.check -> engine.failing.classify",
-    "operations.dead_letters -> asyncpg: postgres/ alone uses it",
-    "operations.dead_letters -> confluent_kafka: kafka/ alone uses it",
-    "operations.topic_recreated -> asyncpg: postgres/ alone uses it",
     "postgres.ledger -> kafka.positions.Log",
-    "postgres.migrate -> observe.logs",
     "postgres.parked_keys -> kafka.assignment.Assignment",
     "settings.librdkafka -> confluent_kafka: kafka/ alone uses it",
 }

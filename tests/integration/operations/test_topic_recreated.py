@@ -17,6 +17,7 @@ from tests.conftest import Deploy, Start
 from tests.integration.conftest import MakeBench
 from tests.support import command, handlers
 from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.deployments import PROJECT
 from tests.support.waiting import eventually
 
 BY_OFFSET = {"id": ["offset"]}
@@ -49,7 +50,7 @@ def run(config: Path, *arguments: str) -> tuple[int, Any]:
     """`processor VERB CONFIG …`: its exit code, and what it printed, read as JSON if it is."""
     verb, *rest = arguments
     words = [*verb.split(), str(config), *rest]
-    done = command.processor(Path(__file__).parents[2], *words)
+    done = command.processor(PROJECT, *words)
     return done.returncode, json.loads(done.stdout) if "--json" in rest else done.stdout + done.stderr
 
 
