@@ -100,6 +100,11 @@ class Shop:
         assert done.stderr == ""
         return json.loads(done.stdout)
 
+    def lines(self, verb: str, *arguments: str) -> list[Any]:
+        done = self.dlq(verb, *arguments, "-o", "jsonl")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     def send(self, *arguments: str) -> Any:
         """Redrive without a service that could take anything."""
         return self.json("redrive", *arguments, "--no-wait")

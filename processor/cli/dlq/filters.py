@@ -12,7 +12,7 @@ import typer
 from processor.cli.arguments import WrongUse, storable
 from processor.postgres.dead_letters import REPAIRABLE, STATUSES, Filter
 
-All = Annotated[bool, typer.Option("--all", help="Without any filter: all that failed or is parked.")]
+All = Annotated[bool, typer.Option("--all", help="Everything that failed or is parked; not together with a filter.")]
 
 _REASON = "Name of the error's reason, such as undecodable."
 

@@ -41,13 +41,13 @@ def redrive(
     *,
     all_: All = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Also those that were sent already and are not processed yet.")
+        bool, typer.Option("--again", help="Also send those that were sent already and are not processed yet.")
     ] = False,
     despite_collision: Annotated[
         bool,
         typer.Option(
             "--despite-collision",
-            help="Only with --id: process these although their id was another message's first, each as one of its own.",
+            help="Only with --id: process these, each as a message of its own, although their id belongs to another one.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be sent.")] = False,
@@ -62,7 +62,7 @@ def redrive(
         ),
     ] = True,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without any progress of the service after which waiting ends.")
+        float, typer.Option(min=0.1, help="Stop waiting when the service has made no progress for this many seconds.")
     ] = 60,
     output: Output,
 ) -> None:

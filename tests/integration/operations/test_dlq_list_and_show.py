@@ -91,6 +91,14 @@ def test_show_tells_everything_and_raw_gives_the_bytes(shop: Shop) -> None:
     assert raw.stdout == binary
 
 
+def test_lines_of_json_hold_what_the_document_holds(shop: Shop) -> None:
+    shop.many(3)
+    found = shop.json("list", "--limit", "2")
+    assert shop.lines("list", "--limit", "2") == found["messages"]
+    assert shop.dlq("list", "--limit", "2", "-o", "jsonl").stderr.startswith("1 more")
+    assert shop.lines("show", "m0") == [shop.json("show", "m0")]
+
+
 def test_unknown_id_is_one_line_and_exit_1(shop: Shop) -> None:
     done = shop.dlq("show", "nobody")
     assert (done.returncode, done.stdout) == (1, "")
