@@ -47,7 +47,7 @@ def redrive(
         bool,
         typer.Option(
             "--despite-collision",
-            help="Only with --id: process these, each as a message of its own, although their id belongs to another one.",
+            help="Only with --id: process these, each as a message of its own, though their id belongs to another.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be sent.")] = False,
