@@ -73,9 +73,9 @@ def redrive(
     message is processed twice. Collisions are left alone unless named.
     """
     wanted = filters.wanted(despite_collision=despite_collision)
-    require_choice(wanted, all_)
     if despite_collision and not wanted.ids:
         raise WrongUse("--despite-collision is for messages that are named: give their --id")
+    require_choice(wanted, all_)
     settings = config.load(config_file)
     if dry_run:
         asyncio.run(_preview(settings, wanted, again=again, limit=limit, form=output.format))
