@@ -288,7 +288,7 @@ def _timing(settings: Settings, inspection: Inspection) -> Finding:
 def _server(settings: Settings, server: connections.Server) -> Finding:
     if not server.durable:
         where = f"{settings.source}: database.url"
-        text = f"{where}: synchronous_commit is off there: Postgres could lose what Kafka was told is done"
+        text = f"{where}: synchronous_commit is off there: Postgres could lose what Kafka has as done"
         return Finding("server", "database", False, text)
     return Finding("server", "database", True, f"PostgreSQL {server.version} as {server.username}")
 

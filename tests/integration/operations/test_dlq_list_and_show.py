@@ -67,7 +67,7 @@ def test_list_is_bounded_and_says_how_many_more_there_are(shop: Shop) -> None:
     assert found["messages"][0]["key"] == "k"
 
 
-def test_show_tells_everything_and_raw_gives_the_bytes(shop: Shop) -> None:
+def test_show_prints_everything_and_raw_the_bytes(shop: Shop) -> None:
     stored = [["type", "T"], ["bin", {"base64": base64.b64encode(b"\xff\x01").decode()}], ["none", None]]
     error = {"message": "broken\x1b[31m", "traceback": "Traceback\n  line 1\nKeyError: 'x'"}
     shop.row("m 1", 17, payload=b'{"total":12}', headers=stored, error=error)
@@ -106,7 +106,7 @@ def test_unknown_id_is_one_line_and_exit_1(shop: Shop) -> None:
     assert "no message 'nobody'" in line
 
 
-def test_database_without_tables_is_told_what_to_do(shop: Shop, empty_database: str) -> None:
+def test_a_database_without_tables_is_to_be_migrated(shop: Shop, empty_database: str) -> None:
     done = shop.dlq("list", PROCESSOR_DATABASE__URL=empty_database)
     assert done.returncode == 1
     assert "processor migrate" in done.stderr

@@ -104,7 +104,7 @@ def test_row_that_the_service_went_past_without_touching_it_is_sent_again(shop: 
     assert shop.send("--key", "k")["sent"] == 1
 
 
-def test_service_that_does_not_run_is_told_after_the_timeout(shop: Shop) -> None:
+def test_a_service_that_does_not_run_is_reported_after_the_timeout(shop: Shop) -> None:
     shop.row("m3", 3, parked_key=b"k")
     done = shop.dlq("redrive", "--key", "k", "--timeout", "0.5")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""`processor dlq redrive` on real rows and a real topic: what is sent, and what is said to have become of it."""
+"""`processor dlq redrive` on real rows and a real topic: what it sends, and what it reports of the outcome."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_interrupted_redrive_marks_what_it_sent_and_says_how_far_it_got(shop: Sh
     assert len(shop.records()) == marked
 
 
-def test_topic_that_is_gone_is_told_before_anything_is_sent(shop: Shop) -> None:
+def test_a_topic_that_is_gone_is_reported_before_anything_is_sent(shop: Shop) -> None:
     shop.row("a", 1)
     sql.execute(shop.database, "UPDATE ledger SET partition = 7 WHERE source = $1", shop.sources[0])
     done = shop.dlq("redrive", "--all")
@@ -184,9 +184,9 @@ async def test_redrive_says_how_many_were_completed_and_how_many_failed_again(be
         assert "failed again: m1; processor dlq show" in done.stderr
         handlers.failing.clear()
         done = await command.processor_beside(PROJECT, "dlq", "redrive", str(b.config), "--id", "m1", "--json")
-        told = json.loads(done.stdout)
+        printed = json.loads(done.stdout)
     assert done.returncode == 0
-    assert (told["ok"], told["sent"], told["completed"], told["failed_again"]) == (True, 1, 1, [])
+    assert (printed["ok"], printed["sent"], printed["completed"], printed["failed_again"]) == (True, 1, 1, [])
     assert await b.effects() == ["m0", "m1"]
 
 
@@ -201,7 +201,7 @@ async def test_redrive_waits_for_a_message_that_is_tried_several_times(bench: Ma
     assert handlers.calls["m"] == 4
 
 
-def test_redrive_without_a_service_waits_no_longer_than_it_may_and_not_at_all_if_told_so(shop: Shop) -> None:
+def test_redrive_without_a_service_waits_no_longer_than_its_timeout_and_not_at_all_with_no_wait(shop: Shop) -> None:
     shop.row("a", 1)
     shop.row("b", 2)
     done = shop.dlq("redrive", "--id", "a", "--timeout", "0.5")

@@ -43,7 +43,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_tells_environment_and_exit_status(tmp_path: Path) -> None:
+def test_help_names_environment_and_exit_status(tmp_path: Path) -> None:
     for command in (
         [],
         *(["run"], ["check"], ["migrate"], ["topic-recreated"]),
