@@ -9,7 +9,6 @@ that claim the same messages wait for each other in one direction only.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,13 +16,13 @@ from enum import Enum
 from itertools import repeat
 from operator import attrgetter
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
 from processor.errors import Fenced
+from processor.messages import wire
 from processor.messages.failure import Failure
-from processor.messages.message import Headers
 from processor.postgres import parked_keys, sqlstates
 
 if TYPE_CHECKING:
@@ -303,10 +302,10 @@ class Inbox:
             *_columns(records),
             ids,
             [record.message.type for record in records],
-            [failure and _error(failure) for failure in failures],
+            [failure and wire.dump_error(failure) for failure in failures],
             [record.message.key for record in records],
             [record.payload for record in records],
-            [_headers(record.message.headers) for record in records],
+            [wire.dump_headers(record.message.headers) for record in records],
             [record.message.timestamp_ms for record in records],
             ["parked" if record.parked else "failed" for record in records],
             [record.first_failed_at for record in records],
@@ -369,9 +368,9 @@ class Inbox:
             record.message.id,
             record.message.type,
             record.message.key,
-            _error(failure),
+            wire.dump_error(failure),
             record.payload,
-            _headers(record.message.headers),
+            wire.dump_headers(record.message.headers),
             record.message.timestamp_ms,
             self._owner,
         )
@@ -556,32 +555,3 @@ def _ways(history: str | None) -> frozenset[tuple[str | None, ...]]:
     names = ("class", "reason", "exception", "sqlstate")
     events = orjson.loads(history or "[]")
     return frozenset(tuple(map(event.get, names)) for event in events if event["event"] == "failed")
-
-
-def _error(failure: Failure) -> str:
-    text = orjson.dumps(
-        {
-            "class": failure.kind,
-            "reason": failure.reason,
-            "message": failure.detail,
-            "exception": failure.exception,
-            "sqlstate": failure.sqlstate,
-            "traceback": failure.traceback,
-        },
-        default=str,
-    )
-    return text.decode()
-
-
-def _headers(headers: Headers) -> str:
-    """Text where it is text, base64 where it is not; nothing is lost either way."""
-    return orjson.dumps([[name, _header_value(value)] for name, value in headers]).decode()
-
-
-def _header_value(value: bytes | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}

@@ -4,8 +4,8 @@ Each folder is a set with its own numbers, recorded by consumer and name. One ad
 start together take turns. A file that was applied is history: an edited one is refused, and so is a database
 that has files this code does not know, because older code must not run on a newer schema.
 
-Consumers may share a folder, and others have one that is only called the same. Its first file tells: where two have
-recorded the same one, each file was applied for both; where the first differs, neither knows of the other.
+Two consumers may share a folder, or have two folders that only bear the same name. The first file decides: where both
+recorded the same one, every file counts for both; where the first files differ, the sets have nothing in common.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import asyncpg
 
 from processor.errors import ConfigError, SetupError
-from processor.observe import logs
-from processor.postgres import rights, session
-from processor.settings.secrets import hide_password
+from processor.postgres import rights
 
 if TYPE_CHECKING:
-    from asyncpg import Connection, Record
+    from asyncpg import Record
 
+    from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
 CORE = "processor"
 FILE_NAME = re.compile(r"(\d{4})_([a-z0-9][a-z0-9_]*)\.sql")
 NO_TRANSACTION = "-- no-transaction"
 
-# Any fixed number would do ("migrate" in ASCII); advisory locks share one number space per database.
+# "migrate" in ASCII. Advisory locks share one number space per database: the number only has to be unlikely.
 LOCK = 0x6D696772617465
 LOCK_POLL_SECONDS = 0.2
 
@@ -56,17 +55,15 @@ SELECT_APPLIED = """
     SELECT consumer, set_name, version, name, checksum FROM processor_migrations
     WHERE set_name = ANY($1::text[]) ORDER BY set_name, version
 """
-# What was applied for another consumer is only noted.
+# A file that was applied for another consumer is recorded for this one, and not applied again.
 INSERT_APPLIED = """
     INSERT INTO processor_migrations (consumer, set_name, version, name, checksum) VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT DO NOTHING
 """
 SCHEMA_EXISTS = "SELECT to_regnamespace(quote_ident($1)) IS NOT NULL"
 
-# Somebody has a table, type or function of this name already.
+# SQLSTATEs: a table, type or function of this name exists already.
 TAKEN = ("42P07", "42710", "42723")
-
-log = logs.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class Migration:
 
     @property
     def label(self) -> str:
-        return f"{self.set_name}/{self.version:04}_{self.name}"
+        return _label(self.set_name, self.version, self.name)
 
     @property
     def record(self) -> tuple[str, str, int, str, str]:
@@ -88,7 +85,7 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """Of the text with plain line ends: a checkout that writes others has edited nothing."""
+        """Computed with plain line ends: a checkout that converts them has edited nothing."""
         return hashlib.sha256(self.sql.replace("\r\n", "\n").encode()).hexdigest()
 
     @property
@@ -101,8 +98,13 @@ class MigrationSet:
     name: str
     folder: Path
     migrations: tuple[Migration, ...]
-    consumer: str = ""  # whose it is; the processor's own is everybody's
+    consumer: str = ""  # who owns it; "" for the processor's own set, which all consumers share
     schema: str | None = None  # where its unqualified names are created; None: as search_path says
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Another process is applying migrations; this one goes on when that one has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +114,24 @@ class Applied:
     name: str
     seconds: float
 
+    @property
+    def label(self) -> str:
+        return _label(self.set_name, self.version, self.name)
+
+
+Progress: TypeAlias = Waiting | Applied
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is there and what is still to come, in the order it would be applied."""
+    """What is applied and what is pending, in the order of application."""
 
     applied: tuple[Migration, ...]
     pending: tuple[Migration, ...]
+
+
+def _label(set_name: str, version: int, name: str) -> str:
+    return f"{set_name}/{version:04}_{name}"
 
 
 def core_migrations() -> Path:
@@ -172,42 +185,7 @@ def read_set(folder: Path, name: str, consumer: str = "", schema: str | None = N
     return MigrationSet(name, folder, tuple(migrations), consumer, schema)
 
 
-@asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[Connection[Record]]:
-    """A connection for schema work: an index may take long to build, so no command timeout applies."""
-    try:
-        connection = await session.connect(settings, command_timeout=None)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-        raise SetupError(unreachable(settings, error)) from None
-    try:
-        yield connection
-    except asyncpg.InsufficientPrivilegeError as error:
-        raise SetupError(rights.lacking(settings, error)) from None
-    finally:
-        await connection.close()
-
-
-def unreachable(settings: Settings, error: BaseException) -> str:
-    """Which database could not be used, why, and where to mend it; without its password."""
-    url = hide_password(settings.database.url.get_secret_value())
-    reason = " ".join(settings.redact(str(error)).split()) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        reason = f"no answer within {settings.database.connect_timeout_ms} ms"
-    match getattr(error, "sqlstate", None):
-        case "28P01" | "28000":
-            fix = "check user and password in database.url or database.password_file"
-        case "3D000":
-            fix = "create the database or correct its name in database.url"
-        case "42501":
-            fix = "GRANT CONNECT ON DATABASE to this role"
-        case "53300":
-            fix = "the server has no free connection"
-        case _:
-            fix = "is the server running, and database.url right?"
-    return f"{settings.source}: database.url: cannot connect to {url}: {reason}; {fix}"
-
-
-async def status(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> Status:
+async def status(connection: Connection, wanted: Sequence[MigrationSet]) -> Status:
     """Compare without changing anything; SetupError if the database disagrees with the files."""
     rows = await _rows(connection, wanted) if await connection.fetchval(TABLE_EXISTS) else []
     applied: list[Migration] = []
@@ -233,20 +211,20 @@ async def status(connection: Connection[Record], wanted: Sequence[MigrationSet])
     return Status(tuple(applied), tuple(pending))
 
 
-async def _rows(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> list[Record]:
+async def _rows(connection: Connection, wanted: Sequence[MigrationSet]) -> list[Record]:
     return await connection.fetch(SELECT_APPLIED, [one.name for one in wanted])
 
 
 def _history(one: MigrationSet, rows: Sequence[Record]) -> dict[int, Record]:
-    """What was applied of a set, for whichever consumer that has it from its first file on."""
+    """What was applied of a set, for any consumer that shares it from its first file on."""
     firsts = {row["consumer"]: (row["name"], row["checksum"]) for row in rows if row["version"] == 1}
     ours = firsts.get(one.consumer, (one.migrations[0].name, one.migrations[0].checksum))
     shared = [row for row in rows if firsts.get(row["consumer"]) == ours]
-    shared.sort(key=lambda row: (row["version"], row["consumer"] == one.consumer))  # our own record counts
+    shared.sort(key=lambda row: (row["version"], row["consumer"] == one.consumer))  # our own record wins
     return {row["version"]: row for row in shared}
 
 
-async def require_current(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> None:
+async def require_current(connection: Connection, wanted: Sequence[MigrationSet]) -> None:
     """Refuse to go on unless exactly these files are applied."""
     pending = (await status(connection, wanted)).pending
     if pending:
@@ -255,21 +233,21 @@ async def require_current(connection: Connection[Record], wanted: Sequence[Migra
 
 
 async def apply(
-    target: Connection[Record] | str,
+    target: Connection | str,
     wanted: Sequence[MigrationSet],
-    tell: Callable[[Applied], None] = lambda _applied: None,
+    report: Callable[[Progress], None] = lambda _progress: None,
 ) -> list[Applied]:
     """Apply what is missing and return it. Safe to call from many processes at once.
 
-    Each file is told of as soon as it is there: one that fails takes none back that came before it.
+    Each file is reported as soon as it is applied: a later one that fails does not take it back.
     """
     if isinstance(target, str):
         connection = await asyncpg.connect(target)
         try:
-            return await apply(connection, wanted, tell)
+            return await apply(connection, wanted, report)
         finally:
             await connection.close()
-    async with _locked(target):
+    async with _locked(target, report):
         await _prepare(target, wanted)
         found = await status(target, wanted)
         recorded = {(row["consumer"], row["set_name"], row["version"]) for row in await _rows(target, wanted)}
@@ -280,12 +258,12 @@ async def apply(
         done = []
         for migration in found.pending:
             done.append(await _apply(target, migration, schemas[migration.set_name]))
-            tell(done[-1])
+            report(done[-1])
         return done
 
 
-async def _prepare(connection: Connection[Record], wanted: Sequence[MigrationSet]) -> None:
-    """The list of what was applied, and the schema for it and all else that is ours."""
+async def _prepare(connection: Connection, wanted: Sequence[MigrationSet]) -> None:
+    """Create the table of applied migrations, and before it the schema for all our tables."""
     if await connection.fetchval(TABLE_EXISTS):
         return
     (schema,) = [one.schema for one in wanted if one.name == CORE] or [None]
@@ -321,27 +299,27 @@ def _require_unedited(migration: Migration, row: Record) -> None:
 
 
 @asynccontextmanager
-async def _locked(connection: Connection[Record]) -> AsyncIterator[None]:
-    # Not pg_advisory_lock: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY in the
-    # process that has the lock would wait for that snapshot to go, for ever.
+async def _locked(connection: Connection, report: Callable[[Progress], None]) -> AsyncIterator[None]:
+    # Not pg_advisory_lock: a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY in the process that
+    # holds the lock would wait for that snapshot for ever.
     waiting = False
     while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK):
         if not waiting:
-            log.info("migration_lock_wait")
+            report(Waiting())
             waiting = True
         await asyncio.sleep(LOCK_POLL_SECONDS)
     try:
         yield
     finally:
-        # The lock goes with the session anyway, so a connection that broke meanwhile needs no unlocking.
+        # The lock ends with its session, so a connection that broke meanwhile needs no unlocking.
         if not connection.is_closed():
             await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
 
 
-async def _apply(connection: Connection[Record], migration: Migration, schema: str | None) -> Applied:
+async def _apply(connection: Connection, migration: Migration, schema: str | None) -> Applied:
     started = time.monotonic()
     try:
-        async with _names_lead_to(connection, schema):
+        async with _search_path(connection, schema):
             if migration.in_transaction:
                 async with connection.transaction(isolation="read_committed"):
                     await _run(connection, migration)
@@ -353,18 +331,16 @@ async def _apply(connection: Connection[Record], migration: Migration, schema: s
                 await connection.execute(INSERT_APPLIED, *migration.record)
     except asyncpg.PostgresError as error:
         raise SetupError(_failure(migration, error)) from None
-    seconds = time.monotonic() - started
-    log.debug("migration_applied", migration=migration.label, seconds=round(seconds, 3))
-    return Applied(migration.set_name, migration.version, migration.name, seconds)
+    return Applied(migration.set_name, migration.version, migration.name, time.monotonic() - started)
 
 
-async def _run(connection: Connection[Record], migration: Migration) -> None:
-    """As it stands: what it calls ledger, if it is not the processor's own, need not be ours."""
+async def _run(connection: Connection, migration: Migration) -> None:
+    """Past our connection class, which would qualify names: `ledger` in a file of others need not be our table."""
     await asyncpg.Connection.execute(connection, migration.sql)
 
 
 @asynccontextmanager
-async def _names_lead_to(connection: Connection[Record], schema: str | None) -> AsyncIterator[None]:
+async def _search_path(connection: Connection, schema: str | None) -> AsyncIterator[None]:
     if schema is None:
         yield
         return
@@ -383,11 +359,11 @@ def _failure(migration: Migration, error: asyncpg.PostgresError) -> str:
     text = " ".join(str(error.message).split())
     left = "nothing of it was applied"
     if not migration.in_transaction:
-        left = "it runs without a transaction, so look for what it left behind"
+        left = "it runs without a transaction: look for what it left behind"
         if error.sqlstate == "25001":
             left = "a file without a transaction may hold one statement only"
     if error.sqlstate == "42501":
         left += "; grant the role what it lacks, or migrate as the owner of the tables"
     if error.sqlstate in TAKEN and migration.set_name == CORE:
-        left += "; to keep the processor's tables apart from others of these names, give them a database.schema"
+        left += "; to keep the processor's tables apart from others of the same names, set database.schema"
     return f"{migration.path}{line}: {text} ({error.sqlstate}); {left}"

@@ -1,4 +1,4 @@
-"""What a role must be allowed on our tables, and the GRANT that it lacks."""
+"""Which rights a role needs on our tables, and the GRANTs that it lacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from processor.errors import SetupError
 
 if TYPE_CHECKING:
-    from asyncpg import Connection, Record
-
+    from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
 LIST = "processor_migrations"
@@ -20,8 +19,8 @@ NEEDED = {
     "parked_repeats": ("SELECT", "INSERT", "DELETE"),
 }
 
-# Our tables are beside the list of migrations: in the schema that is configured, else where search_path leads to. A
-# schema that the role may not use is none to search_path, and its tables none to to_regclass: hence pg_class.
+# Our tables lie beside the table of migrations: in the configured schema, else where search_path leads. To search_path
+# and to_regclass, a schema that the role may not use does not exist: hence pg_class.
 MISSING = """
     WITH home AS (
         SELECT n.oid, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -43,7 +42,7 @@ MISSING = """
     ORDER BY 1
 """
 
-# Whoever is to apply migrations; ours may be in a schema that is still to be made.
+# For the role that applies migrations; the schema for our tables may still have to be created.
 MISSING_TO_CREATE = """
     SELECT CASE
         WHEN $1::text IS NULL AND current_schema() IS NULL THEN
@@ -57,8 +56,8 @@ MISSING_TO_CREATE = """
 """
 
 
-async def missing(connection: Connection[Record], schema: str | None) -> list[str]:
-    """What somebody has to grant before the processor can run; nothing where there are no tables yet."""
+async def missing(connection: Connection, schema: str | None) -> list[str]:
+    """The GRANTs without which the processor cannot run; none where there are no tables yet."""
     wanted = [(table, privilege) for table, privileges in NEEDED.items() for privilege in privileges]
     rows = await connection.fetch(
         MISSING, schema, [name for name, _ in wanted], [privilege for _, privilege in wanted], LIST
@@ -66,16 +65,16 @@ async def missing(connection: Connection[Record], schema: str | None) -> list[st
     return [row["grant"] for row in rows]
 
 
-async def require(connection: Connection[Record], settings: Settings) -> None:
+async def require(connection: Connection, settings: Settings) -> None:
     grants = await missing(connection, settings.database.schema)
     if grants:
         raise SetupError(f"{settings.source}: database.url: {lacks(grants)}")
 
 
-async def require_to_create(connection: Connection[Record], schema: str | None) -> None:
+async def require_to_create(connection: Connection, schema: str | None) -> None:
     grant = await connection.fetchval(MISSING_TO_CREATE, schema)
     if grant is not None:
-        raise SetupError(f"the role may create no tables there: {grant}, or migrate as one that may")
+        raise SetupError(f"the role may not create tables there: {grant}, or migrate as a role that may")
 
 
 def lacks(grants: list[str]) -> str:
@@ -83,6 +82,6 @@ def lacks(grants: list[str]) -> str:
 
 
 def lacking(settings: Settings, error: BaseException) -> str:
-    """For an error that has come from a right that is missing after all."""
+    """The text for an error that Postgres raised because a right is missing."""
     text = " ".join(settings.redact(str(error)).split())
     return f"{settings.source}: database.url: {text}; `processor check {settings.source} --connect` names the GRANT"

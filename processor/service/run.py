@@ -24,7 +24,7 @@ from processor.engine.engine import Engine
 from processor.errors import ProcessorError
 from processor.handling import registry
 from processor.observe.stalls import exit_after, exit_now
-from processor.postgres import migrate, rights
+from processor.postgres import connections, migrate, rights
 from processor.service import interpreter, supervisor
 from processor.settings.schema import Settings
 
@@ -55,7 +55,7 @@ def run(settings: Settings, workers: int = 1) -> int:
 
 
 async def _serve(settings: Settings, routes: registry.Routes) -> None:
-    async with migrate.connected(settings) as connection:
+    async with connections.connected(settings) as connection:
         await rights.require(connection, settings)
         await migrate.require_current(connection, migrate.sets(settings))
     engine = Engine(settings, routes)

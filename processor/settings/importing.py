@@ -1,4 +1,4 @@
-"""From `module:function` in the configuration to the function itself."""
+"""From names such as `module:function` in the configuration to what they name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from processor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from processor.settings.schema import Settings
 
 
 def resolve(call: str) -> Callable[..., Any]:
@@ -42,6 +45,23 @@ def resolve(call: str) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"{call}: is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]  # narrowed by callable(), still Any to mypy
+
+
+def error_classes(settings: Settings) -> dict[str, type[BaseException]]:
+    """The exception classes that `failure.classes` names, by name; its other keys are SQLSTATEs."""
+    where = f"{settings.source}: failure.classes"
+    found: dict[str, type[BaseException]] = {}
+    for name in settings.failure.classes:
+        if ":" not in name:
+            continue
+        try:
+            named: Any = resolve(name)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if not (isinstance(named, type) and issubclass(named, BaseException)):
+            raise ConfigError(f"{where}: {name} is no exception")
+        found[name] = named
+    return found
 
 
 def _one_line(error: BaseException) -> str:

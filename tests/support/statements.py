@@ -23,7 +23,7 @@ def ours() -> dict[str, str]:
     assert {
         "processor.postgres.inbox.CLAIM",
         "processor.postgres.ledger.ADVANCE",
-        "processor.operations.dead_letters.LIST",
+        "processor.postgres.dead_letters.LIST",
     } <= found.keys()
     assert len(found) > 40
     return found

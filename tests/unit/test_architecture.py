@@ -80,18 +80,10 @@ def test_every_room_has_its_rule() -> None:
 
 
 NOT_YET = {
-    "cli.dlq -> asyncpg: postgres/ alone uses it",
     "kafka.producer -> service.interpreter.MANY",
     "kafka.producer -> service.interpreter.breathe",
     "messages.incoming -> service.interpreter.MANY",
     "messages.incoming -> service.interpreter.breathe",
-    "operations.check -> asyncpg: postgres/ alone uses it",
-    "operations.check -> confluent_kafka: kafka/ alone uses it",
-    "operations.check -> engine.failing.classify",
-    "operations.dead_letters -> asyncpg: postgres/ alone uses it",
-    "operations.dead_letters -> confluent_kafka: kafka/ alone uses it",
-    "operations.topic_recreated -> asyncpg: postgres/ alone uses it",
-    "postgres.migrate -> observe.logs",
 }
 
 

@@ -14,13 +14,13 @@ import random
 import traceback
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from processor.errors import ConfigError, Reject, Retry, Unavailable, text_of
+from processor.errors import Reject, Retry, Unavailable, text_of
 from processor.handling.timeouts import HandlerTimedOut
 from processor.messages.failure import Failure
 from processor.postgres import sqlstates
-from processor.settings.importing import resolve
+from processor.settings.importing import error_classes
 
 if TYPE_CHECKING:
     from processor.messages.record import Record
@@ -54,9 +54,10 @@ class Judge:
         self._retry_of = {type_: handler.retry for type_, handler in settings.handlers.items() if handler.retry}
         self._states: dict[str, Kind] = {}
         self._types: list[tuple[type[BaseException], Kind]] = []
+        named = error_classes(settings)
         for name, kind in settings.failure.classes.items():
-            if ":" in name:
-                self._types.append((_exception(settings.source, name), Kind(kind)))
+            if name in named:
+                self._types.append((named[name], Kind(kind)))
             else:
                 self._states[name] = Kind(kind)
 
@@ -123,14 +124,3 @@ def quarantined(died: int) -> Failure:
 def backoff(tries: int) -> float:
     """Exponential with full jitter, for what comes again until it works."""
     return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(tries, 32)))  # noqa: S311
-
-
-def _exception(source: str, name: str) -> type[BaseException]:
-    where = f"{source}: failure.classes"
-    try:
-        found: Any = resolve(name)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, BaseException)):
-        raise ConfigError(f"{where}: {name} is no exception")
-    return found

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from processor.operations import dead_letters
-from processor.postgres import migrate
+from processor.postgres import connections
 from processor.postgres.deadlocks import DeadlockGate
 from processor.postgres.session import Session
 from processor.settings.load import load
@@ -75,9 +74,9 @@ async def test_isolation_level_that_database_or_role_has_by_default_does_not_bec
     async with control.use() as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
     await control.close()
-    async with dead_letters.opened(settings) as connection:
+    async with connections.with_tables(settings) as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
-    async with migrate.connected(settings) as connection:
+    async with connections.connected(settings) as connection:
         assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
 
 

@@ -43,8 +43,12 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_tells_environment_and_exit_status(tmp_path: Path) -> None:
-    for command in ([], ["run"], ["check"], ["migrate"]):
+def test_help_names_environment_and_exit_status(tmp_path: Path) -> None:
+    for command in (
+        [],
+        *(["run"], ["check"], ["migrate"], ["topic-recreated"]),
+        *(["dlq", verb] for verb in ("list", "show", "redrive", "discard")),
+    ):
         done = processor(tmp_path, *command, "--help")
         assert done.returncode == 0
         assert "PROCESSOR_CONFIG" in done.stdout
@@ -125,6 +129,16 @@ def test_check_as_json_shows_the_settings_without_secrets(project: Path) -> None
         "checks"
     ]
     assert shown["settings"]["kafka"]["client"]["sasl.password"] == "***"
+
+
+def test_check_as_lines_of_json_gives_one_finding_per_line(project: Path) -> None:
+    done = processor(project, "check", "orders.toml", "-o", "jsonl")
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"kind": "configuration", "name": "handlers.OrderPlaced", "ok": True, "text": "shop:reserve"} in findings
+    (project / "orders.toml").write_text("x = 1\n" + CONFIG)
+    done = processor(project, "check", "orders.toml", "-o", "jsonl")
+    (finding,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, finding["ok"], finding["text"].split(": ")[1]) == (2, False, "x")
 
 
 def test_check_as_json_stays_json_when_the_configuration_is_bad(project: Path) -> None:

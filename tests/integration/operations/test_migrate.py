@@ -71,6 +71,28 @@ async def test_two_processes_starting_together_apply_each_file_once(empty_databa
     assert sorted(len(applied) for applied in results) == [0, 0, 0, 3]
 
 
+async def test_waiting_for_another_process_is_reported_and_then_each_file(
+    connection: Connection[Record], empty_database: str, tmp_path: Path
+) -> None:
+    other = await asyncpg.connect(empty_database)
+    await other.execute("SELECT pg_advisory_lock($1)", migrate.LOCK)
+    reports: list[migrate.Progress] = []
+    waits = asyncio.Event()
+
+    def report(progress: migrate.Progress) -> None:
+        reports.append(progress)
+        waits.set()
+
+    wanted = shop(tmp_path / "sql", _0001_orders=ORDERS, _0002_total=TOTAL)
+    applying = asyncio.create_task(migrate.apply(connection, [wanted], report))
+    async with asyncio.timeout(30):
+        await waits.wait()
+        await other.close()
+        applied = await applying
+    assert reports == [migrate.Waiting(), *applied]
+    assert [one.label for one in applied] == ["shop/0001_orders", "shop/0002_total"]
+
+
 async def test_a_file_that_fails_leaves_nothing_and_names_the_line(
     connection: Connection[Record], tmp_path: Path
 ) -> None:

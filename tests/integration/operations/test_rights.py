@@ -1,4 +1,4 @@
-"""A role that lacks rights: told in one line, with the GRANT that mends it."""
+"""A role that lacks rights: one line says so, with the GRANT that gives them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clerk(database: str) -> Iterator[str]:
 
 
 def errors(bench: Bench, url: str, *arguments: str) -> str:
-    """The one line that a command ends with; a role that lacks rights is nobody's bug."""
+    """The one line that a command ends with; a lack of rights is not a bug."""
     done = command.processor(
         Path.cwd(),
         *arguments,

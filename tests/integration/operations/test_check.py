@@ -130,7 +130,7 @@ def set_group(stack: Stack, group: str, heartbeat_ms: int, session_ms: int) -> N
         future.result(timeout=30)
 
 
-def test_slow_settings_of_a_group_whose_brokers_decide_are_said_with_the_command_that_mends_them(
+def test_slow_settings_of_a_group_whose_brokers_decide_are_reported_with_the_command_that_mends_them(
     deployment: Deployment, stack: Stack
 ) -> None:
     deployment.processor("migrate", "orders.toml")

@@ -74,6 +74,6 @@ async def test_redrive_killed_in_the_middle_and_run_again_applies_each_message_o
         await until_applied(b, MESSAGES)
         await b.done()
     assert sorted(await b.effects()) == sorted(names)
-    told = [value["what"] for _, value, _ in await asyncio.to_thread(b.outputs)]
-    assert sorted(told) == sorted(names)
+    published = [value["what"] for _, value, _ in await asyncio.to_thread(b.outputs)]
+    assert sorted(published) == sorted(names)
     assert {row["status"] for row in (await b.inbox()).values()} <= {"completed"}

@@ -17,6 +17,7 @@ from tests.conftest import Deploy, Start
 from tests.integration.conftest import MakeBench
 from tests.support import command, handlers
 from tests.support.bench import SECONDS, Bench, Sent
+from tests.support.deployments import PROJECT
 from tests.support.waiting import eventually
 
 BY_OFFSET = {"id": ["offset"]}
@@ -49,7 +50,7 @@ def run(config: Path, *arguments: str) -> tuple[int, Any]:
     """`processor VERB CONFIG …`: its exit code, and what it printed, read as JSON if it is."""
     verb, *rest = arguments
     words = [*verb.split(), str(config), *rest]
-    done = command.processor(Path(__file__).parents[2], *words)
+    done = command.processor(PROJECT, *words)
     return done.returncode, json.loads(done.stdout) if "--json" in rest else done.stdout + done.stderr
 
 
@@ -75,8 +76,8 @@ async def test_recreated_topic_halts_until_an_operator_says_so_and_is_then_read_
     assert run(b.config, "topic-recreated")[0] == 2, "nobody is there to confirm"
     await halted(b)
 
-    code, told = run(b.config, "topic-recreated", "--yes")
-    assert code == 0, told
+    code, printed = run(b.config, "topic-recreated", "--yes")
+    assert code == 0, printed
     assert run(b.config, "topic-recreated", "--yes") == (
         0,
         "nothing to do: every topic is the one that was read before\n",
@@ -117,8 +118,8 @@ async def test_message_that_failed_in_the_old_topic_stays_in_dlq_and_is_redriven
     assert (code, message["status"], message["offset"]) == (0, "failed", 2)
     handlers.failing.clear()
     async with b.running():
-        code, told = await asyncio.to_thread(run, b.config, "dlq redrive", "--all")
-        assert code == 0, told
+        code, printed = await asyncio.to_thread(run, b.config, "dlq redrive", "--all")
+        assert code == 0, printed
         await b.done()
     assert await b.effects() == [*words(0, 2), *words(2, 4), *words(4, 8), "bad"]
     assert run(b.config, "dlq list", "--json")[1]["messages"] == []
@@ -133,8 +134,8 @@ async def test_message_that_waited_for_a_retry_when_its_topic_was_deleted_can_be
     async with b.running():
         await b.until(lambda: b.rows("SELECT FROM inbox WHERE status = 'pending'"), "it waits for its next attempt")
     create_anew(b.bootstrap_servers, b.input)
-    code, told = run(b.config, "topic-recreated", "--yes")
-    assert (code, "1 pending" in told) == (0, True), told
+    code, printed = run(b.config, "topic-recreated", "--yes")
+    assert (code, "1 pending" in printed) == (0, True), printed
     (row,) = await b.rows("SELECT message_id, status::text AS status, payload FROM inbox")
     assert row == {"message_id": "r1", "status": "failed", "payload": b'{"what": "later"}'}
 
@@ -158,7 +159,7 @@ async def test_offset_that_the_group_still_has_of_the_old_topic_does_not_stop_th
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_topic_that_is_recreated_while_it_is_read_halts(protocol: str, deployment: Deploy, start: Start) -> None:
-    """librdkafka goes on in the new topic, at its position in the old one, and tells nobody."""
+    """librdkafka goes on in the new topic, at its position in the old one, and reports nothing."""
     patient = {"session_timeout_ms": 30_000} if protocol == "classic" else {}
     deployed = deployment(protocol=protocol, partitions=1, settings={"kafka": patient})
     deployed.feed().send(3)
@@ -178,10 +179,10 @@ async def test_check_connect_sees_a_recreated_topic_as_run_does(bench: MakeBench
     await b.run_until_done()
     assert run(b.config, "check", "--connect")[0] == 0
     create_anew(b.bootstrap_servers, b.input)
-    code, told = run(b.config, "check", "--connect")
+    code, printed = run(b.config, "check", "--connect")
     assert code == 1
-    assert f"{b.input} was deleted and created anew" in told
-    assert "processor topic-recreated" in told
+    assert f"{b.input} was deleted and created anew" in printed
+    assert "processor topic-recreated" in printed
 
 
 def test_outputs_that_were_not_sent_when_the_topic_was_recreated_are_sent_once(
@@ -195,8 +196,8 @@ def test_outputs_that_were_not_sent_when_the_topic_was_recreated_are_sent_once(
     report = verifier.judge(everything=True)
     assert report.rows > report.outputs == 0
     create_anew(deployed.bootstrap_servers, deployed.input_topic)
-    code, told = run(deployed.config, "topic-recreated", "--yes")
-    assert (code, "not known to be sent" in told) == (0, True), told
+    code, printed = run(deployed.config, "topic-recreated", "--yes")
+    assert (code, "not known to be sent" in printed) == (0, True), printed
     for _ in range(2):
         process = start(deployed)
         process.wait_for_partitions(1)

@@ -1,0 +1,54 @@
+"""The JSON form in which the inbox keeps headers and errors: written and read here alone. Pure."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from processor.messages.failure import Failure
+    from processor.messages.message import Headers
+
+
+def dump_headers(headers: Headers) -> str:
+    """Text where it is text, base64 where it is not: every byte comes back."""
+    return orjson.dumps([[name, _dump_value(value)] for name, value in headers]).decode()
+
+
+def load_headers(text: str | None) -> list[tuple[str, bytes | None]]:
+    """The headers as they came, byte for byte; none where the inbox keeps no record."""
+    return [(name, _load_value(value)) for name, value in orjson.loads(text or "[]")]
+
+
+def dump_error(failure: Failure) -> str:
+    fields = {
+        "class": failure.kind,
+        "reason": failure.reason,
+        "message": failure.detail,
+        "exception": failure.exception,
+        "sqlstate": failure.sqlstate,
+        "traceback": failure.traceback,
+    }
+    return orjson.dumps(fields, default=str).decode()
+
+
+def load_error(text: str | None) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = orjson.loads(text) if text else None
+    return found
+
+
+def _dump_value(value: bytes | None) -> str | dict[str, str] | None:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _load_value(value: Any) -> bytes | None:
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"])
+    return None if value is None else str(value).encode()

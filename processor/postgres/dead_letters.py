@@ -1,0 +1,236 @@
+"""Failed and parked rows of the inbox, as an operator looks at them or gives them up.
+
+Filters, and the statements that list, show, count and discard. Those that send messages again are in redrive.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import orjson
+
+from processor.messages import identity, wire
+from processor.messages.message import Partition
+from processor.postgres import parked_keys
+
+if TYPE_CHECKING:
+    from processor.postgres.session import Connection
+
+STATUSES = ("failed", "parked", "discarded", "pending", "processing")
+REPAIRABLE = ("failed", "parked")
+
+# Rows are read in pages, without their payloads, so that Postgres sorts them once for many chunks.
+PAGE_ROWS = 10_000
+BEGINNING = (-1, UUID(int=0))
+
+SOURCES = """
+    SELECT s.source, topic, partition FROM ledger, unnest(former || ledger.source) AS s(source)
+    WHERE consumer = $1 AND ($2::text IS NULL OR topic = $2) AND ($3::integer IS NULL OR partition = $3)
+    ORDER BY s.source
+"""
+
+# `->>` fails on a text with \u0000 anywhere in it; json, unlike jsonb, can hold one, and errors do.
+ERROR = r"""(CASE WHEN strpos(error::text, '\u0000') = 0 THEN error
+             ELSE regexp_replace(error::text, '(?<!\\)((\\\\)*)\\u0000', '\1', 'g')::json END)"""
+# A message whose id belongs to another payload. Sending everything again must not process it.
+COLLIDED = f"(status = 'failed' AND coalesce({ERROR} ->> 'reason', '') = 'collision')"
+_FAILED_AT = "coalesce(finished_at, first_failed_at, received_at)"
+
+# The first condition follows from the second, but Postgres uses the index inbox_unfinished only where it is written.
+MATCHES = f"""
+    status <> 'completed' AND status = ANY ($2::text[]::inbox_status[])
+    AND ($3::uuid[] IS NULL OR key = ANY ($3))
+    AND ($4::bytea IS NULL OR record_key = $4)
+    AND ($5::text IS NULL OR type = $5)
+    AND ($6::text IS NULL OR {ERROR} ->> 'class' = $6)
+    AND ($7::text IS NULL OR {ERROR} ->> 'reason' = $7)
+    AND ($8::timestamptz IS NULL OR {_FAILED_AT} >= $8)
+    AND ($9::timestamptz IS NULL OR {_FAILED_AT} < $9)
+"""
+
+COUNT = f"SELECT count(*) FROM inbox WHERE source = ANY ($1::integer[]) AND {MATCHES}"  # noqa: S608 - our constants
+
+LIST = f"""
+    SELECT key, source, "offset", status::text, message_id, type, record_key, error::text, attempts, parked_key,
+           received_at, first_failed_at, finished_at, redriven_at, octet_length(payload) AS bytes
+    FROM inbox WHERE source = ANY ($1::integer[]) AND {MATCHES}
+    ORDER BY source, "offset", key LIMIT $10
+"""  # noqa: S608 - our constants
+
+SHOW = """
+    SELECT topic, partition, key, "offset", status::text, message_id, type, record_key, payload, headers::text,
+           error::text, attempts, coalesce(inbox.starts, 0) AS starts, parked_key, timestamp_ms, received_at,
+           first_failed_at, finished_at, redriven_at, lease_owner, lease_until, result::text, history::text
+    FROM inbox JOIN ledger ON inbox.source = ledger.source OR inbox.source = ANY (former)
+    WHERE key = $1 AND consumer = $2
+"""
+
+_SIZE = (
+    "coalesce(octet_length(payload), 0) + coalesce(octet_length(record_key), 0) + coalesce(pg_column_size(headers), 0)"
+)
+# The columns of `Brief`, in their order.
+BRIEF = f'key, "offset", status::text, message_id, type, record_key, parked_key, {_SIZE} AS bytes'
+
+PAGE_TO_DISCARD = f"""
+    SELECT {BRIEF} FROM inbox
+    WHERE source = ANY ($1::integer[]) AND {MATCHES} AND ("offset", key) > ($10, $11)
+    ORDER BY "offset", key LIMIT $12
+"""  # noqa: S608 - our constants
+
+DISCARD = """
+    WITH locked AS (
+        SELECT key FROM inbox WHERE key = ANY ($1::uuid[]) AND status IN ('failed', 'parked') ORDER BY key FOR UPDATE
+    )
+    UPDATE inbox
+    SET status = 'discarded', parked_key = NULL, history = coalesce(inbox.history, '[]') || $2::jsonb
+    FROM locked
+    WHERE inbox.key = locked.key AND inbox.status IN ('failed', 'parked')
+    RETURNING 1
+"""
+
+# Sent, and the service has advanced beyond the record without touching the row. Messages of a topic that was deleted
+# are sent to the topic that has its name now, hence `former`.
+PASSED_OVER = """coalesce(
+    (SELECT next_offset FROM ledger WHERE ledger.source = inbox.source),
+    (SELECT next_offset FROM ledger WHERE inbox.source = ANY (former))
+) > (
+    SELECT max((event ->> 'offset')::bigint) FROM jsonb_array_elements(history) AS event
+    WHERE event ->> 'event' = 'redriven'
+)"""
+
+HEADS = f"""
+    SELECT k.source, k.parked_key, head.*
+    FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
+    CROSS JOIN LATERAL (
+        SELECT inbox.key, inbox.source AS home, status::text, message_id, redriven_at, inbox.xmin::text AS version,
+               {PASSED_OVER} AS passed_over, {COLLIDED} AS collided
+        FROM ({parked_keys.QUEUE.format(limit=1)}) AS first JOIN inbox ON inbox.key = first.key
+    ) AS head
+"""  # noqa: S608 - our constants
+
+# A parked key of one partition, by the partition's source.
+ParkedKey: TypeAlias = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages; a field that is not given matches all."""
+
+    ids: tuple[str, ...] = ()
+    key: bytes | None = None
+    type: str | None = None
+    error_class: str | None = None
+    reason: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    statuses: tuple[str, ...] = REPAIRABLE
+    despite_collision: bool = False  # process collisions among `ids`, each as a message of its own
+
+    def is_given(self) -> bool:
+        return replace(self, statuses=REPAIRABLE) != Filter()
+
+    def arguments(self, consumer: str, sources: Iterable[int]) -> list[Any]:
+        """$1 to $9 of the statements."""
+        matched = [self.type, self.error_class, self.reason, self.since, self.until]
+        return [list(sources), list(self.statuses), self._keys(consumer) or None, self.key, *matched]
+
+    def allowed(self, consumer: str) -> list[str]:
+        """Inbox keys of collisions that may be sent."""
+        return self._keys(consumer) if self.despite_collision else []
+
+    def _keys(self, consumer: str) -> list[str]:
+        key_of = identity.inbox_key(consumer)
+        return [key_of(id_).hex() for id_ in self.ids]
+
+
+class Brief(NamedTuple):
+    """A row without its payload and headers."""
+
+    key: UUID
+    offset: int
+    status: str
+    message_id: str
+    type: str | None
+    record_key: bytes | None
+    parked_key: bytes | None
+    bytes: int
+
+
+class Head(NamedTuple):
+    """The message that a parked key waits for."""
+
+    key: UUID
+    home: int  # the source that has its row
+    status: str
+    message_id: str
+    redriven_at: datetime | None
+    version: str
+    passed_over: bool | None
+    collided: bool
+
+
+async def partitions(connection: Connection, consumer: str, wanted: Filter) -> dict[int, Partition]:
+    """The partitions that the filter leaves, by source; a partition whose topic was recreated has several."""
+    rows = await connection.fetch(SOURCES, consumer, wanted.topic, wanted.partition)
+    return {row["source"]: Partition(row["topic"], row["partition"]) for row in rows}
+
+
+async def count(connection: Connection, consumer: str, wanted: Filter, sources: Iterable[int]) -> int:
+    found: int = await connection.fetchval(COUNT, *wanted.arguments(consumer, sources))
+    return found
+
+
+async def first(
+    connection: Connection, consumer: str, wanted: Filter, sources: Iterable[int], limit: int
+) -> list[dict[str, Any]]:
+    """The first rows that match, by partition and offset, their errors decoded."""
+    rows = await connection.fetch(LIST, *wanted.arguments(consumer, sources), limit)
+    return [dict(row) | {"error": wire.load_error(row["error"])} for row in rows]
+
+
+async def find(connection: Connection, consumer: str, message_id: str) -> dict[str, Any] | None:
+    """All columns of one row, whatever its status, with every JSON column decoded."""
+    row = await connection.fetchrow(SHOW, UUID(bytes=identity.inbox_key(consumer)(message_id)), consumer)
+    if row is None:
+        return None
+    return dict(row) | {
+        "headers": None if row["headers"] is None else wire.load_headers(row["headers"]),
+        "error": wire.load_error(row["error"]),
+        "result": orjson.loads(row["result"]) if row["result"] else None,
+        "history": orjson.loads(row["history"] or "[]"),
+    }
+
+
+async def pages(connection: Connection, statement: str, arguments: Sequence[Any]) -> AsyncIterator[list[Brief]]:
+    """Ordered by (offset, key), so no row comes twice."""
+    after: tuple[int, UUID] = BEGINNING
+    while page := [Brief._make(row) for row in await connection.fetch(statement, *arguments, *after, PAGE_ROWS)]:
+        yield page
+        after = page[-1].offset, page[-1].key
+
+
+def to_discard(connection: Connection, consumer: str, wanted: Filter, source: int) -> AsyncIterator[list[Brief]]:
+    return pages(connection, PAGE_TO_DISCARD, wanted.arguments(consumer, [source]))
+
+
+async def discard(connection: Connection, keys: Sequence[UUID], by: str, reason: str) -> int:
+    """Give these up if they are still failed or parked; returns how many were."""
+    event = history_event({"event": "discarded", "by": by, "reason": reason}, datetime.now(UTC))
+    return len(await connection.fetch(DISCARD, keys, event))
+
+
+async def heads(connection: Connection, keys: Iterable[ParkedKey]) -> dict[ParkedKey, Head]:
+    """What each of these keys waits for; a key that is free is absent."""
+    places = list(keys)
+    rows = await connection.fetch(HEADS, [source for source, _ in places], [key for _, key in places])
+    return {(source, key): Head(*head) for source, key, *head in rows}
+
+
+def history_event(event: dict[str, Any], at: datetime) -> str:
+    return orjson.dumps({"at": at.isoformat(timespec="milliseconds"), **event}).decode()
