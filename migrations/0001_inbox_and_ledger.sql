@@ -7,10 +7,10 @@ CREATE TYPE inbox_status AS ENUM ('pending', 'processing', 'completed', 'failed'
 -- narrow as it can be: what it is about is found by its key, or by its coordinates in Kafka.
 CREATE TABLE inbox (
     key          uuid         PRIMARY KEY,  -- inbox_key(consumer, message_id)
-    "offset"     bigint       NOT NULL,     -- where the message was first seen; ledger.source has the partition
+    "offset"     bigint       NOT NULL,     -- where the message was first seen
     -- A time that differs from row to row keeps COPY from preparing its thousand slots, which cost more than they save.
     received_at  timestamptz  NOT NULL DEFAULT clock_timestamp(),
-    source       integer      NOT NULL,
+    partition_id integer      NOT NULL,     -- ledger.partition_id
     payload_hash integer      NOT NULL,     -- CRC-32 of the value; tells a repetition from another message
     status       inbox_status NOT NULL DEFAULT 'completed',
     attempts     integer      NOT NULL DEFAULT 1,
@@ -26,7 +26,7 @@ CREATE TABLE inbox (
     payload      bytea,
     headers      json,
     timestamp_ms bigint,
-    starts       integer,                   -- of a handler that came to no end: how often it took the process with it
+    unfinished   integer,                   -- attempts that never came to an end: they took the process with them
     first_failed_at timestamptz,
     redriven_at  timestamptz,               -- sent to the input topic once more, and not processed yet
     parked_key   bytea,                     -- set where later messages of this key have to wait: sha256(record_key)
@@ -40,20 +40,20 @@ CREATE FUNCTION inbox_key(consumer text, message_id text) RETURNS uuid
     RETURN encode(substr(sha256(convert_to(consumer || ':' || message_id, 'UTF8')), 1, 16), 'hex')::uuid;
 
 -- Operators look for what is not done; completed rows stay out of this index.
-CREATE INDEX inbox_unfinished ON inbox (source, status, received_at) WHERE status <> 'completed';
+CREATE INDEX inbox_unfinished ON inbox (partition_id, status, received_at) WHERE status <> 'completed';
 
 -- The messages that wait behind a failed one of their key, and that one, in order. By a digest: a key may be of any
 -- length, what an index holds may not.
-CREATE INDEX inbox_parked ON inbox (source, parked_key, "offset") WHERE parked_key IS NOT NULL;
+CREATE INDEX inbox_parked ON inbox (partition_id, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
 -- Where a message of a parked key has come again in another partition than its row's: there, too, what comes behind it
 -- waits until it is done.
 CREATE TABLE parked_repeats (
-    source     integer NOT NULL,  -- ledger.source
-    parked_key bytea   NOT NULL,
-    "offset"   bigint  NOT NULL,
-    key        uuid    NOT NULL,  -- inbox.key
-    PRIMARY KEY (source, parked_key, "offset")
+    partition_id integer NOT NULL,  -- ledger.partition_id
+    parked_key   bytea   NOT NULL,
+    "offset"     bigint  NOT NULL,
+    key          uuid    NOT NULL,  -- inbox.key
+    PRIMARY KEY (partition_id, parked_key, "offset")
 );
 
 -- One row per partition: who owns it (epoch), and how far its work is committed.
@@ -68,11 +68,11 @@ CREATE TABLE ledger (
     next_offset  bigint      NOT NULL,  -- everything below is applied
     owner        text        NOT NULL,
     slot         integer,               -- of the owner; NULL if it died and has left no Kafka transaction open
-    starts       integer     NOT NULL DEFAULT 0,  -- of work by owners, since a batch was last committed
-    trying       int8range,             -- the offsets at work, where owners keep dying
-    suspect      int8range,             -- the offsets that were at work when the last owner died
-    deaths       integer     NOT NULL DEFAULT 0,  -- of owners in a row, at that offset
-    source       integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
+    unfinished_owners integer NOT NULL DEFAULT 0,  -- that began to work since a batch was last committed
+    in_progress  int8range,             -- the offsets that are being handled, where owners keep dying
+    suspects     int8range,             -- the offsets that were in progress when the last owner died
+    deaths       integer     NOT NULL DEFAULT 0,  -- of owners in a row, at just these offsets
+    partition_id integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
     former       integer[]   NOT NULL DEFAULT '{}',  -- its names while other topics, deleted since, had this one's name
     first_epoch  bigint      NOT NULL DEFAULT 0,  -- offsets committed under an older one belong to those topics
     updated_at   timestamptz NOT NULL DEFAULT now(),
@@ -81,10 +81,10 @@ CREATE TABLE ledger (
 
 -- The outputs of committed batches, one row per partition and batch, until Kafka is known to have them.
 CREATE TABLE unsent (
-    source      integer NOT NULL,       -- ledger.source
-    next_offset bigint  NOT NULL,       -- of the batch
-    outputs     bytea   NOT NULL,
-    PRIMARY KEY (source, next_offset)
+    partition_id integer NOT NULL,      -- ledger.partition_id
+    next_offset  bigint  NOT NULL,      -- of the batch
+    outputs      bytea   NOT NULL,
+    PRIMARY KEY (partition_id, next_offset)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
         toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
 

@@ -25,7 +25,7 @@ async def listed(db: Connection, consumer: str, wanted: Filter, limit: int) -> L
     partitions = await dead_letters.partitions(db, consumer, wanted)
     rows = await dead_letters.first(db, consumer, wanted, partitions, limit)
     total = len(rows) if len(rows) < limit else await dead_letters.count(db, consumer, wanted, partitions)
-    return Listing([_described(row, partitions[row["source"]]) for row in rows], total)
+    return Listing([_described(row, partitions[row["partition_id"]]) for row in rows], total)
 
 
 async def shown(db: Connection, consumer: str, message_id: str) -> dict[str, Any]:

@@ -18,10 +18,10 @@ async def discard(db: Connection, consumer: str, wanted: Filter, by: str, reason
     """How many were given up, and how many of their parked keys still have messages that wait."""
     discarded = 0
     keys: set[ParkedKey] = set()
-    for source in await dead_letters.partitions(db, consumer, wanted):
-        async for page in dead_letters.to_discard(db, consumer, wanted, source):
+    for partition_id in await dead_letters.partitions(db, consumer, wanted):
+        async for page in dead_letters.to_discard(db, consumer, wanted, partition_id):
             for start in range(0, len(page), CHUNK_ROWS):
                 rows = page[start : start + CHUNK_ROWS]
                 discarded += await dead_letters.discard(db, [row.key for row in rows], by, reason)
-                keys |= {(source, row.parked_key) for row in rows if row.parked_key is not None}
+                keys |= {(partition_id, row.parked_key) for row in rows if row.parked_key is not None}
     return discarded, len(await dead_letters.heads(db, keys))

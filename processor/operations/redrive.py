@@ -81,8 +81,8 @@ async def plan(
 ) -> list[Scope]:
     """What a redrive would send, partition by partition. `limit` counts matches; a parked key is taken as a whole."""
     scopes = []
-    for source, partition in (await dead_letters.partitions(db, consumer, wanted)).items():
-        scope = await redrive.scope(db, consumer, wanted, source, partition, again=again, limit=limit)
+    for partition_id, partition in (await dead_letters.partitions(db, consumer, wanted)).items():
+        scope = await redrive.scope(db, consumer, wanted, partition_id, partition, again=again, limit=limit)
         if limit is not None:
             limit -= scope.matched
         if scope.total or scope.keys:
@@ -153,8 +153,8 @@ class Redrive:
         self._by = by
         self._stop = stop
         self._watcher = watcher
-        self._partitions = {scope.source: scope.partition for scope in scopes}
-        self._keys: set[ParkedKey] = {(scope.source, key) for scope in scopes for key in scope.keys}
+        self._partitions = {scope.partition_id: scope.partition for scope in scopes}
+        self._keys: set[ParkedKey] = {(scope.partition_id, key) for scope in scopes for key in scope.keys}
         self._sends: dict[UUID, int] = {}
         self._open: set[UUID] = set()  # sent, and the service has not come to them yet, as far as is known
         self._in_keys: set[UUID] = set()  # sent as messages of parked keys
@@ -282,11 +282,11 @@ class Redrive:
 
     async def _send_more(self, places: set[ParkedKey], *, passed_over: bool) -> None:
         """What has arrived since. A message that came before its turn is sent again only when its turn has come."""
-        for source in sorted({source for source, _ in places}):
-            keys = [key for at, key in places if at == source]
-            async for page in redrive.of_keys(self._db, source, keys, self._allowed, passed_over=passed_over):
+        for partition_id in sorted({partition_id for partition_id, _ in places}):
+            keys = [key for at, key in places if at == partition_id]
+            async for page in redrive.of_keys(self._db, partition_id, keys, self._allowed, passed_over=passed_over):
                 rows = [row for row in page if passed_over or row.key not in self._sends]
-                await self._send(self._partitions[source], rows)
+                await self._send(self._partitions[partition_id], rows)
 
 
 def chunks(rows: Sequence[Brief], max_rows: int) -> Iterator[list[Brief]]:

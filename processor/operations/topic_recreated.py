@@ -1,8 +1,8 @@
 """Topics that were deleted and created anew: how a consumer begins with the new one, and what it keeps of the old one.
 
 Their offsets name other records now, so the engine halts until an operator has decided. Then each partition gets a new
-name in the inbox (`ledger.source`) and begins at the start of its log. What the inbox has of the old topic stays as it
-is, under the old name, and dlq finds it; outputs that Kafka is not known to have are sent by the next owner.
+name in the inbox (`ledger.partition_id`) and begins at the start of its log. What the inbox has of the old topic stays
+as it is, under the old name, and dlq finds it; outputs that Kafka is not known to have are sent by the next owner.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Recreated:
     known_id: str
     id: str
     partitions: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)  # their names in the inbox until now
+    partition_ids: list[int] = field(default_factory=list)  # their names in the inbox until now
     unsent: int = 0  # batches of which Kafka is not known to have the outputs
     left: Counter[str] = field(default_factory=Counter)  # messages in the inbox that are not done, by status
     lost: int = 0  # those of them of which only the id is kept
@@ -42,7 +42,7 @@ class Recreated:
 async def find(connection: Connection, consumer: str, topics: dict[str, Topic]) -> list[Recreated]:
     """Which of the topics, as they are now, differ from those the ledger knows."""
     found: dict[str, Recreated] = {}
-    by_source: dict[int, Recreated] = {}
+    by_partition_id: dict[int, Recreated] = {}
     for known in await topic_recreated.known(connection, consumer, topics):
         now = topics[known.topic]
         if known.topic_id == now.id:
@@ -56,12 +56,12 @@ async def find(connection: Connection, consumer: str, topics: dict[str, Topic]) 
             continue
         one = found.setdefault(known.topic, Recreated(known.topic, known.topic_id, now.id))
         one.partitions.append(known.partition)
-        one.sources.append(known.source)
+        one.partition_ids.append(known.partition_id)
         one.unsent += known.unsent
-        by_source[known.source] = one
-    for left in await topic_recreated.left(connection, by_source):
-        by_source[left.source].left[left.status] += left.number
-        by_source[left.source].lost += left.number if left.lost else 0
+        by_partition_id[known.partition_id] = one
+    for left in await topic_recreated.left(connection, by_partition_id):
+        by_partition_id[left.partition_id].left[left.status] += left.number
+        by_partition_id[left.partition_id].lost += left.number if left.lost else 0
     return list(found.values())
 
 
@@ -72,6 +72,6 @@ async def begin_anew(
     logs, untold = cluster.logs([place for one in found for place in one.places()])
     if untold:
         raise BatchAborted("; ".join(untold.values()))
-    sources = [source for one in found for source in one.sources]
+    partition_ids = [partition_id for one in found for partition_id in one.partition_ids]
     beginnings = [Beginning(place, log.topic_id, log.start) for place, log in logs.items()]
-    return await topic_recreated.begin_anew(connection, consumer, sources, beginnings, by)
+    return await topic_recreated.begin_anew(connection, consumer, partition_ids, beginnings, by)

@@ -28,9 +28,9 @@ PAGE_ROWS = 10_000
 BEGINNING = (-1, UUID(int=0))
 
 SOURCES = """
-    SELECT s.source, topic, partition FROM ledger, unnest(former || ledger.source) AS s(source)
+    SELECT s.partition_id, topic, partition FROM ledger, unnest(former || ledger.partition_id) AS s(partition_id)
     WHERE consumer = $1 AND ($2::text IS NULL OR topic = $2) AND ($3::integer IS NULL OR partition = $3)
-    ORDER BY s.source
+    ORDER BY s.partition_id
 """
 
 # `->>` fails on a text with \u0000 anywhere in it; json, unlike jsonb, can hold one, and errors do.
@@ -52,20 +52,20 @@ MATCHES = f"""
     AND ($9::timestamptz IS NULL OR {_FAILED_AT} < $9)
 """
 
-COUNT = f"SELECT count(*) FROM inbox WHERE source = ANY ($1::integer[]) AND {MATCHES}"  # noqa: S608 - our constants
+COUNT = f"SELECT count(*) FROM inbox WHERE partition_id = ANY ($1::integer[]) AND {MATCHES}"  # noqa: S608 - our constants
 
 LIST = f"""
-    SELECT key, source, "offset", status::text, message_id, type, record_key, error::text, attempts, parked_key,
+    SELECT key, partition_id, "offset", status::text, message_id, type, record_key, error::text, attempts, parked_key,
            received_at, first_failed_at, finished_at, redriven_at, octet_length(payload) AS bytes
-    FROM inbox WHERE source = ANY ($1::integer[]) AND {MATCHES}
-    ORDER BY source, "offset", key LIMIT $10
+    FROM inbox WHERE partition_id = ANY ($1::integer[]) AND {MATCHES}
+    ORDER BY partition_id, "offset", key LIMIT $10
 """  # noqa: S608 - our constants
 
 SHOW = """
     SELECT topic, partition, key, "offset", status::text, message_id, type, record_key, payload, headers::text,
-           error::text, attempts, coalesce(inbox.starts, 0) AS starts, parked_key, timestamp_ms, received_at,
+           error::text, attempts, coalesce(inbox.unfinished, 0) AS unfinished, parked_key, timestamp_ms, received_at,
            first_failed_at, finished_at, redriven_at, lease_owner, lease_until, result::text, history::text
-    FROM inbox JOIN ledger ON inbox.source = ledger.source OR inbox.source = ANY (former)
+    FROM inbox JOIN ledger ON inbox.partition_id = ledger.partition_id OR inbox.partition_id = ANY (former)
     WHERE key = $1 AND consumer = $2
 """
 
@@ -77,7 +77,7 @@ BRIEF = f'key, "offset", status::text, message_id, type, record_key, parked_key,
 
 PAGE_TO_DISCARD = f"""
     SELECT {BRIEF} FROM inbox
-    WHERE source = ANY ($1::integer[]) AND {MATCHES} AND ("offset", key) > ($10, $11)
+    WHERE partition_id = ANY ($1::integer[]) AND {MATCHES} AND ("offset", key) > ($10, $11)
     ORDER BY "offset", key LIMIT $12
 """  # noqa: S608 - our constants
 
@@ -95,24 +95,25 @@ DISCARD = """
 # Sent, and the service has advanced beyond the record without touching the row. Messages of a topic that was deleted
 # are sent to the topic that has its name now, hence `former`.
 PASSED_OVER = """coalesce(
-    (SELECT next_offset FROM ledger WHERE ledger.source = inbox.source),
-    (SELECT next_offset FROM ledger WHERE inbox.source = ANY (former))
+    (SELECT next_offset FROM ledger WHERE ledger.partition_id = inbox.partition_id),
+    (SELECT next_offset FROM ledger WHERE inbox.partition_id = ANY (former))
 ) > (
     SELECT max((event ->> 'offset')::bigint) FROM jsonb_array_elements(history) AS event
     WHERE event ->> 'event' = 'redriven'
 )"""
 
 HEADS = f"""
-    SELECT k.source, k.parked_key, head.*
-    FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
+    SELECT k.partition_id, k.parked_key, head.*
+    FROM unnest($1::integer[], $2::bytea[]) AS k(partition_id, parked_key)
     CROSS JOIN LATERAL (
-        SELECT inbox.key, inbox.source AS home, status::text, message_id, redriven_at, inbox.xmin::text AS version,
+        SELECT inbox.key, inbox.partition_id AS home, status::text, message_id, redriven_at,
+               inbox.xmin::text AS version,
                {PASSED_OVER} AS passed_over, {COLLIDED} AS collided
         FROM ({parked_keys.QUEUE.format(limit=1)}) AS first JOIN inbox ON inbox.key = first.key
     ) AS head
 """  # noqa: S608 - our constants
 
-# A parked key of one partition, by the partition's source.
+# A parked key of one partition, by the partition's partition_id.
 ParkedKey: TypeAlias = tuple[int, bytes]
 
 
@@ -135,10 +136,10 @@ class Filter:
     def is_given(self) -> bool:
         return replace(self, statuses=REPAIRABLE) != Filter()
 
-    def arguments(self, consumer: str, sources: Iterable[int]) -> list[Any]:
+    def arguments(self, consumer: str, partition_ids: Iterable[int]) -> list[Any]:
         """$1 to $9 of the statements."""
         matched = [self.type, self.error_class, self.reason, self.since, self.until]
-        return [list(sources), list(self.statuses), self._keys(consumer) or None, self.key, *matched]
+        return [list(partition_ids), list(self.statuses), self._keys(consumer) or None, self.key, *matched]
 
     def allowed(self, consumer: str) -> list[str]:
         """Inbox keys of collisions that may be sent."""
@@ -166,7 +167,7 @@ class Head(NamedTuple):
     """The message that a parked key waits for."""
 
     key: UUID
-    home: int  # the source that has its row
+    home: int  # the partition_id that has its row
     status: str
     message_id: str
     redriven_at: datetime | None
@@ -176,21 +177,21 @@ class Head(NamedTuple):
 
 
 async def partitions(connection: Connection, consumer: str, wanted: Filter) -> dict[int, Partition]:
-    """The partitions that the filter leaves, by source; a partition whose topic was recreated has several."""
+    """The partitions that the filter leaves, by partition_id; a partition whose topic was recreated has several."""
     rows = await connection.fetch(SOURCES, consumer, wanted.topic, wanted.partition)
-    return {row["source"]: Partition(row["topic"], row["partition"]) for row in rows}
+    return {row["partition_id"]: Partition(row["topic"], row["partition"]) for row in rows}
 
 
-async def count(connection: Connection, consumer: str, wanted: Filter, sources: Iterable[int]) -> int:
-    found: int = await connection.fetchval(COUNT, *wanted.arguments(consumer, sources))
+async def count(connection: Connection, consumer: str, wanted: Filter, partition_ids: Iterable[int]) -> int:
+    found: int = await connection.fetchval(COUNT, *wanted.arguments(consumer, partition_ids))
     return found
 
 
 async def first(
-    connection: Connection, consumer: str, wanted: Filter, sources: Iterable[int], limit: int
+    connection: Connection, consumer: str, wanted: Filter, partition_ids: Iterable[int], limit: int
 ) -> list[dict[str, Any]]:
     """The first rows that match, by partition and offset, their errors decoded."""
-    rows = await connection.fetch(LIST, *wanted.arguments(consumer, sources), limit)
+    rows = await connection.fetch(LIST, *wanted.arguments(consumer, partition_ids), limit)
     return [dict(row) | {"error": wire.load_error(row["error"])} for row in rows]
 
 
@@ -215,8 +216,8 @@ async def pages(connection: Connection, statement: str, arguments: Sequence[Any]
         after = page[-1].offset, page[-1].key
 
 
-def to_discard(connection: Connection, consumer: str, wanted: Filter, source: int) -> AsyncIterator[list[Brief]]:
-    return pages(connection, PAGE_TO_DISCARD, wanted.arguments(consumer, [source]))
+def to_discard(connection: Connection, consumer: str, wanted: Filter, partition_id: int) -> AsyncIterator[list[Brief]]:
+    return pages(connection, PAGE_TO_DISCARD, wanted.arguments(consumer, [partition_id]))
 
 
 async def discard(connection: Connection, keys: Sequence[UUID], by: str, reason: str) -> int:
@@ -228,8 +229,8 @@ async def discard(connection: Connection, keys: Sequence[UUID], by: str, reason:
 async def heads(connection: Connection, keys: Iterable[ParkedKey]) -> dict[ParkedKey, Head]:
     """What each of these keys waits for; a key that is free is absent."""
     places = list(keys)
-    rows = await connection.fetch(HEADS, [source for source, _ in places], [key for _, key in places])
-    return {(source, key): Head(*head) for source, key, *head in rows}
+    rows = await connection.fetch(HEADS, [partition_id for partition_id, _ in places], [key for _, key in places])
+    return {(partition_id, key): Head(*head) for partition_id, key, *head in rows}
 
 
 def history_event(event: dict[str, Any], at: datetime) -> str:

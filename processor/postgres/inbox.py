@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 # Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
 CLAIM = """
     WITH won AS (
-        INSERT INTO inbox (key, source, "offset", payload_hash)
-        SELECT m.key, m.source, m.position, m.hash
-        FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[]) AS m(key, source, position, hash)
+        INSERT INTO inbox (key, partition_id, "offset", payload_hash)
+        SELECT m.key, m.partition_id, m.position, m.hash
+        FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[]) AS m(key, partition_id, position, hash)
         ORDER BY m.key
         ON CONFLICT DO NOTHING
         RETURNING key
@@ -46,7 +46,7 @@ CLAIM = """
 """
 
 # The columns of the same rows for COPY, which takes half the time but fails if a single key is known.
-COPIED = ("key", "source", "offset", "payload_hash")
+COPIED = ("key", "partition_id", "offset", "payload_hash")
 _copied = Struct("!h i16s ii iq ii").pack
 _COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
@@ -57,7 +57,7 @@ CLEAN_BATCHES = 16
 
 # A new statement, so that READ COMMITTED shows the row the insert lost to.
 LOOK_UP = """
-    SELECT key, source, "offset", payload_hash, status::text, attempts, coalesce(starts, 0) AS starts,
+    SELECT key, partition_id, "offset", payload_hash, status::text, attempts, coalesce(unfinished, 0) AS unfinished,
            first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
            extract(epoch FROM lease_until - now())::float8 AS lease_seconds,
            CASE WHEN status <> 'completed' THEN history::text END AS history
@@ -74,7 +74,7 @@ TAKE_OVER = """
     )
     UPDATE inbox SET status = 'completed', attempts = attempts + 1, finished_at = clock_timestamp(),
            type = m.type, error = NULL, record_key = NULL, payload = NULL, headers = NULL,
-           starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
+           unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL, parked_key = NULL
     FROM taken JOIN unnest($1::uuid[], $2::text[]) AS m(key, type) ON m.key = taken.key
     WHERE inbox.key = taken.key
     RETURNING inbox.key, inbox.attempts
@@ -82,9 +82,9 @@ TAKE_OVER = """
 
 # The record as it came, with what went wrong or, for `parked`, without.
 KEEP = """
-    INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, finished_at, error, record_key,
-                       payload, headers, timestamp_ms, first_failed_at, parked_key, history)
-    SELECT m.key, m.source, m.position, m.hash, m.status::inbox_status, m.id, m.type,
+    INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, message_id, type, finished_at, error,
+                       record_key, payload, headers, timestamp_ms, first_failed_at, parked_key, history)
+    SELECT m.key, m.partition_id, m.position, m.hash, m.status::inbox_status, m.id, m.type,
            CASE WHEN m.reason IS NOT NULL THEN t.now END, m.error, m.record_key, m.payload, m.headers, m.at,
            CASE WHEN m.reason IS NOT NULL THEN coalesce(m.first, t.now) END, m.parked_key,
            CASE WHEN m.reason IS NOT NULL THEN jsonb_build_array(jsonb_strip_nulls(
@@ -93,8 +93,8 @@ KEEP = """
     FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::integer[], $5::text[], $6::text[], $7::json[],
                 $8::bytea[], $9::bytea[], $10::json[], $11::bigint[], $12::text[], $13::timestamptz[], $14::bytea[],
                 $15::text[], $16::text[], $17::text[], $18::text[])
-         AS m(key, source, position, hash, id, type, error, record_key, payload, headers, at, status, first, parked_key,
-              class, reason, exception, sqlstate),
+         AS m(key, partition_id, position, hash, id, type, error, record_key, payload, headers, at, status, first,
+              parked_key, class, reason, exception, sqlstate),
          (SELECT clock_timestamp()) AS t(now)
     ORDER BY m.key
     ON CONFLICT (key) DO UPDATE
@@ -102,7 +102,7 @@ KEEP = """
         type = excluded.type, error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
         headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, parked_key = excluded.parked_key,
         first_failed_at = coalesce(inbox.first_failed_at, excluded.first_failed_at),
-        starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
+        unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
         history = coalesce(inbox.history || excluded.history, excluded.history, inbox.history),
         -- rows of this transaction stand as completed, their attempt already counted
         attempts = inbox.attempts + (inbox.status = 'failed')::integer
@@ -112,28 +112,28 @@ KEEP = """
 # fails and another one follows. A transaction of its own, and none for whoever no longer owns the partition. Nor for
 # another payload than the row's: it would take over the row of the message that had the id first.
 START = """
-    WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
-    INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, starts, message_id, type, record_key,
-                       lease_owner, lease_until)
-    SELECT $1, owner.source, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
+    WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE)
+    INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id, type,
+                       record_key, lease_owner, lease_until)
+    SELECT $1, owner.partition_id, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
         -- a process that begins it once more is alive: only others can have died of it
-        starts = coalesce(inbox.starts, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
+        unfinished = coalesce(inbox.unfinished, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
         attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
     WHERE inbox.payload_hash = excluded.payload_hash
       AND (inbox.status IN ('failed', 'pending', 'parked')
            OR inbox.status = 'processing' AND (inbox.lease_owner = excluded.lease_owner OR inbox.lease_until < now()))
-    RETURNING attempts, starts, first_failed_at
+    RETURNING attempts, unfinished, first_failed_at
 """
 
 NOTE = """
-    WITH owner AS (SELECT source FROM ledger WHERE source = $2 AND epoch = $5 FOR SHARE)
-    INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
+    WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE)
+    INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
                        payload, headers, timestamp_ms, first_failed_at)
-    SELECT $1, owner.source, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
+    SELECT $1, owner.partition_id, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
     ON CONFLICT (key) DO UPDATE
-    SET status = 'pending', starts = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
+    SET status = 'pending', unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
         error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
         headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, message_id = excluded.message_id,
         type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, clock_timestamp()),
@@ -148,7 +148,7 @@ NOTE = """
 # way if it was cut off ($3 is false): then the lease stays.
 ABANDON = """
     UPDATE inbox
-    SET starts = nullif(starts - 1, 0),
+    SET unfinished = nullif(unfinished - 1, 0),
         lease_owner = CASE WHEN status = 'processing' AND NOT $3 THEN lease_owner END,
         lease_until = CASE WHEN status = 'processing' AND NOT $3 THEN lease_until END,
         status = CASE WHEN $3 THEN 'pending' ELSE status END
@@ -164,7 +164,7 @@ RENEW = """
 REAP = """
     WITH expired AS (
         SELECT key FROM inbox
-        WHERE source = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
+        WHERE partition_id = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
         FOR UPDATE SKIP LOCKED  -- whoever has it is just taking it over
     )
     UPDATE inbox SET status = 'pending', lease_owner = NULL, lease_until = NULL
@@ -343,7 +343,7 @@ class Inbox:
         )
         if row is None:
             return False
-        record.attempts, record.unfinished = max(record.attempts, row["attempts"]), row["starts"] - 1
+        record.attempts, record.unfinished = max(record.attempts, row["attempts"]), row["unfinished"] - 1
         record.first_failed_at = row["first_failed_at"]
         record.message.attempt = record.attempts + 1
         return True
@@ -382,9 +382,9 @@ class Inbox:
         """False if the lease is no longer ours."""
         return await connection.fetchval(RENEW, record.key.hex(), self._owner, self._lease) is not None
 
-    async def reap(self, connection: Connection[Row], sources: Sequence[int]) -> list[str]:
+    async def reap(self, connection: Connection[Row], partition_ids: Sequence[int]) -> list[str]:
         """Return what was leased by the dead; gives their ids."""
-        return [row[0] for row in await connection.fetch(REAP, sources)]
+        return [row[0] for row in await connection.fetch(REAP, partition_ids)]
 
     async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:
         """In the messages' rows; a type without inbox has none, and must not touch that of another message."""
@@ -426,7 +426,7 @@ class Inbox:
         for key, index in lost.items():
             record, row = records[index], found.get(key)
             verdict = PriorDelivery.BUSY if row is None else self._judge(record, row)
-            record.elsewhere = row is not None and row["source"] != record.reading.partition_id
+            record.elsewhere = row is not None and row["partition_id"] != record.reading.partition_id
             match verdict:
                 case PriorDelivery.UNFINISHED:
                     assert row is not None
@@ -467,7 +467,7 @@ class Inbox:
         """An id belongs to the payload that came with it first, whatever has become of that one."""
         status = row["status"]
         place = (record.reading.partition_id, record.message.offset)
-        if status in ("completed", "discarded") and (row["source"], row["offset"]) == place:
+        if status in ("completed", "discarded") and (row["partition_id"], row["offset"]) == place:
             return PriorDelivery.REDELIVERY
         if row["payload_hash"] != record.payload_hash and not record.collided:
             return PriorDelivery.COLLISION

@@ -28,18 +28,18 @@ RAISE_EPOCH = """
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l SET epoch = greatest(l.epoch, mine.at_least) + 1, owner = $5, slot = $7, updated_at = now(),
-                        deaths = CASE WHEN l.trying IS NULL OR mine.alive THEN l.deaths
-                                      WHEN l.trying = l.suspect THEN l.deaths + 1 ELSE 1 END,
-                        suspect = CASE WHEN mine.alive THEN l.suspect ELSE coalesce(l.trying, l.suspect) END,
-                        trying = NULL
+                        deaths = CASE WHEN l.in_progress IS NULL OR mine.alive THEN l.deaths
+                                      WHEN l.in_progress = l.suspects THEN l.deaths + 1 ELSE 1 END,
+                        suspects = CASE WHEN mine.alive THEN l.suspects ELSE coalesce(l.in_progress, l.suspects) END,
+                        in_progress = NULL
     FROM mine WHERE l.consumer = $1 AND l.topic = mine.topic AND l.partition = mine.partition
     RETURNING l.topic, l.partition, l.epoch, l.topic_id, l.first_offset, l.next_offset,
-              l.source, l.starts, l.suspect, l.deaths, l.first_epoch
+              l.partition_id, l.unfinished_owners, l.suspects, l.deaths, l.first_epoch
 """
 
 # A statement of its own, behind the one above: only so it sees what a predecessor committed while that one waited.
 UNSENT = """
-    SELECT source, outputs FROM unsent WHERE source = ANY ($1::integer[]) ORDER BY source, next_offset
+    SELECT partition_id, outputs FROM unsent WHERE partition_id = ANY ($1::integer[]) ORDER BY partition_id, next_offset
 """
 
 SLOTS = "SELECT DISTINCT slot FROM ledger WHERE consumer = $1 AND slot IS NOT NULL"
@@ -57,7 +57,7 @@ FORGET_SLOT = """
 CREATE = """
     INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions, first_offset, next_offset, owner, slot)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
-    ON CONFLICT DO NOTHING RETURNING source
+    ON CONFLICT DO NOTHING RETURNING partition_id
 """
 
 MET = """
@@ -67,7 +67,7 @@ MET = """
 
 # Before the first batch of an owner: whoever dies of it leaves this behind, whoever lives takes it back.
 BEGIN_WORK = """
-    UPDATE ledger l SET starts = greatest(0, l.starts + $5)
+    UPDATE ledger l SET unfinished_owners = greatest(0, l.unfinished_owners + $5)
     FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, epoch)
     WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
 """
@@ -75,22 +75,22 @@ BEGIN_WORK = """
 # Survives the death of a process, which is all it is for, and so need not be on disk.
 MARK_IN_PROGRESS = """
     WITH unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
-    UPDATE ledger SET trying = CASE WHEN $5::bigint IS NOT NULL THEN int8range($5, $6) END FROM unhurried
+    UPDATE ledger SET in_progress = CASE WHEN $5::bigint IS NOT NULL THEN int8range($5, $6) END FROM unhurried
     WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
 """
 
 # Not for whoever is no longer the owner: after a rewind the same offsets may have outputs that are yet to be sent.
 MARK_SENT = """
     DELETE FROM unsent u
-    USING ledger l JOIN unnest($1::integer[], $2::bigint[], $3::bigint[]) AS p(source, epoch, published)
-          ON l.source = p.source AND l.epoch = p.epoch
-    WHERE u.source = l.source AND u.next_offset <= p.published
+    USING ledger l JOIN unnest($1::integer[], $2::bigint[], $3::bigint[]) AS p(partition_id, epoch, published)
+          ON l.partition_id = p.partition_id AND l.epoch = p.epoch
+    WHERE u.partition_id = l.partition_id AND u.next_offset <= p.published
 """
 
 # Outputs are forgotten here when Kafka is known to have them, and never before.
 ADVANCE = f"""
     WITH mine AS (
-        SELECT l.source, b.published, b.next, b.outputs, b.cautious FROM ledger l
+        SELECT l.partition_id, b.published, b.next, b.outputs, b.cautious FROM ledger l
         JOIN unnest($5::text[], $6::integer[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::boolean[],
                     $12::bigint[])
              AS b(topic, partition, epoch, first, next, outputs, cautious, published)
@@ -98,14 +98,15 @@ ADVANCE = f"""
         WHERE l.consumer = $4
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     ), kept AS (
-        INSERT INTO unsent (source, next_offset, outputs)
-        SELECT source, next, outputs FROM mine WHERE outputs IS NOT NULL
+        INSERT INTO unsent (partition_id, next_offset, outputs)
+        SELECT partition_id, next, outputs FROM mine WHERE outputs IS NOT NULL
     ), sent AS ({MARK_SENT})
     UPDATE ledger l SET first_offset = mine.published, next_offset = mine.next,
-                        updated_at = now(), starts = CASE WHEN mine.cautious THEN l.starts ELSE 0 END,
-                        deaths = CASE WHEN upper(l.suspect) <= mine.next THEN 0 ELSE l.deaths END,
-                        suspect = CASE WHEN upper(l.suspect) <= mine.next THEN NULL ELSE l.suspect END
-    FROM mine WHERE l.source = mine.source
+                        updated_at = now(),
+                        unfinished_owners = CASE WHEN mine.cautious THEN l.unfinished_owners ELSE 0 END,
+                        deaths = CASE WHEN upper(l.suspects) <= mine.next THEN 0 ELSE l.deaths END,
+                        suspects = CASE WHEN upper(l.suspects) <= mine.next THEN NULL ELSE l.suspects END
+    FROM mine WHERE l.partition_id = mine.partition_id
     RETURNING l.topic, l.partition
 """  # noqa: S608 - a constant of ours
 
@@ -114,11 +115,11 @@ REPOSITION = """
     WITH moved AS (
         UPDATE ledger SET first_offset = $5, next_offset = $5, updated_at = now()
         WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
-        RETURNING source
+        RETURNING partition_id
     ), sent AS (
-        DELETE FROM unsent u USING moved WHERE u.source = moved.source
+        DELETE FROM unsent u USING moved WHERE u.partition_id = moved.partition_id
     )
-    SELECT source FROM moved
+    SELECT partition_id FROM moved
 """
 
 
@@ -192,19 +193,19 @@ class Ledger:
             [partition in alive for partition in at_least],
             slot,
         )
-        unsent: dict[int, list[bytes]] = {row["source"]: [] for row in rows}
-        for source, outputs in await connection.fetch(UNSENT, list(unsent)):
-            unsent[source].append(outputs)
+        unsent: dict[int, list[bytes]] = {row["partition_id"]: [] for row in rows}
+        for partition_id, outputs in await connection.fetch(UNSENT, list(unsent)):
+            unsent[partition_id].append(outputs)
         return {
             Partition(row["topic"], row["partition"]): LedgerRow(
                 row["epoch"],
                 row["topic_id"],
                 row["first_offset"],
                 row["next_offset"],
-                row["source"],
-                unsent[row["source"]],
-                row["starts"],
-                row["suspect"] and range(row["suspect"].lower, row["suspect"].upper),
+                row["partition_id"],
+                unsent[row["partition_id"]],
+                row["unfinished_owners"],
+                row["suspects"] and range(row["suspects"].lower, row["suspects"].upper),
                 row["deaths"],
                 row["first_epoch"],
             )
@@ -218,8 +219,8 @@ class Ledger:
     async def create(
         self, connection: Connection[Row], partition: Partition, epoch: int, slot: int, log: Log, start: int
     ) -> int | None:
-        """The first row of a partition; gives its source, or None if another owner was faster."""
-        source: int | None = await connection.fetchval(
+        """The first row of a partition; gives its partition_id, or None if another owner was faster."""
+        partition_id: int | None = await connection.fetchval(
             CREATE,
             self._consumer,
             partition.topic,
@@ -231,7 +232,7 @@ class Ledger:
             self._owner,
             slot,
         )
-        return source
+        return partition_id
 
     async def begin_work(
         self, connection: Connection[Row], begun: Iterable[tuple[Partition, int]], count: int = 1

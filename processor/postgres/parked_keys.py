@@ -25,22 +25,24 @@ if TYPE_CHECKING:
     from processor.messages.record import Record
 
 LOAD = """
-    SELECT source, parked_key FROM inbox WHERE source = ANY ($1::integer[]) AND parked_key IS NOT NULL
-    UNION SELECT source, parked_key FROM parked_repeats WHERE source = ANY ($1::integer[])
+    SELECT partition_id, parked_key FROM inbox WHERE partition_id = ANY ($1::integer[]) AND parked_key IS NOT NULL
+    UNION SELECT partition_id, parked_key FROM parked_repeats WHERE partition_id = ANY ($1::integer[])
 """
 
 # Repeats of what is done are of no interest any more; until somebody comes by here they do no harm.
 FORGET_REPEATS = """
-    DELETE FROM parked_repeats r WHERE source = ANY ($1::integer[])
+    DELETE FROM parked_repeats r WHERE partition_id = ANY ($1::integer[])
     AND NOT EXISTS (SELECT FROM inbox i WHERE i.key = r.key AND i.parked_key IS NOT NULL)
 """
 
 # The first place is the one that counts.
 REPEAT = """
-    INSERT INTO parked_repeats (source, parked_key, "offset", key)
-    SELECT * FROM unnest($1::integer[], $2::bytea[], $3::bigint[], $4::uuid[]) AS m(source, parked_key, position, key)
+    INSERT INTO parked_repeats (partition_id, parked_key, "offset", key)
+    SELECT * FROM unnest($1::integer[], $2::bytea[], $3::bigint[], $4::uuid[])
+             AS m(partition_id, parked_key, position, key)
     WHERE NOT EXISTS (
-        SELECT FROM parked_repeats r WHERE r.source = m.source AND r.parked_key = m.parked_key AND r.key = m.key
+        SELECT FROM parked_repeats r
+        WHERE r.partition_id = m.partition_id AND r.parked_key = m.parked_key AND r.key = m.key
     )
     ON CONFLICT DO NOTHING
 """
@@ -48,21 +50,21 @@ REPEAT = """
 # What is not done of one key k in one partition, in order: so many of the first.
 QUEUE = """
     (SELECT i.key, i."offset" FROM inbox i
-     WHERE i.source = k.source AND i.parked_key = k.parked_key AND i.parked_key IS NOT NULL
+     WHERE i.partition_id = k.partition_id AND i.parked_key = k.parked_key AND i.parked_key IS NOT NULL
      ORDER BY i."offset" LIMIT {limit})
     UNION ALL
     (SELECT r.key, r."offset" FROM parked_repeats r
-     WHERE r.source = k.source AND r.parked_key = k.parked_key
+     WHERE r.partition_id = k.partition_id AND r.parked_key = k.parked_key
        AND EXISTS (SELECT FROM inbox i WHERE i.key = r.key AND i.parked_key IS NOT NULL)
      ORDER BY r."offset" LIMIT {limit})
     ORDER BY 2 LIMIT {limit}
 """
 
 UNFINISHED = f"""
-    SELECT k.source, k.parked_key, first.key
-    FROM unnest($1::integer[], $2::bytea[]) AS k(source, parked_key)
+    SELECT k.partition_id, k.parked_key, first.key
+    FROM unnest($1::integer[], $2::bytea[]) AS k(partition_id, parked_key)
     CROSS JOIN LATERAL ({QUEUE.format(limit="$3")}) AS first
-    ORDER BY k.source, k.parked_key, first."offset"
+    ORDER BY k.partition_id, k.parked_key, first."offset"
 """  # noqa: S608 - our constants
 
 _failure, _parked = attrgetter("failure"), attrgetter("parked")
@@ -78,7 +80,7 @@ async def load(connection: Connection[Row], partition_ids: Sequence[int]) -> dic
     found: dict[int, set[bytes]] = {partition_id: set() for partition_id in partition_ids}
     await connection.execute(FORGET_REPEATS, list(partition_ids))
     for row in await connection.fetch(LOAD, list(partition_ids)):
-        found[row["source"]].add(row["parked_key"])
+        found[row["partition_id"]].add(row["parked_key"])
     return found
 
 
@@ -105,7 +107,7 @@ async def sort_out(
     if asked:
         places = [list(column) for column in zip(*asked, strict=True)]
         for row in await connection.fetch(UNFINISHED, *places, len(records) + 1):
-            waiting.setdefault((row["source"], row["parked_key"]), deque()).append(row["key"].bytes)
+            waiting.setdefault((row["partition_id"], row["parked_key"]), deque()).append(row["key"].bytes)
     for place, partition in asked.items():
         if place not in waiting:
             parked[partition].discard(place[1])

@@ -21,7 +21,7 @@ SCOPE = f"""
            coalesce(array_agg(DISTINCT parked_key) FILTER (WHERE parked_key IS NOT NULL), '{{}}') AS keys
     FROM (
         SELECT "offset", parked_key FROM inbox
-        WHERE source = ANY ($1::integer[]) AND {MATCHES} AND (NOT {COLLIDED} OR key = ANY ($10::uuid[]))
+        WHERE partition_id = ANY ($1::integer[]) AND {MATCHES} AND (NOT {COLLIDED} OR key = ANY ($10::uuid[]))
               AND (parked_key IS NOT NULL OR redriven_at IS NULL OR $11)
         ORDER BY "offset", key LIMIT $12
     ) AS matched
@@ -29,18 +29,18 @@ SCOPE = f"""
 
 SENT_BEFORE = f"""
     SELECT count(*) FROM inbox
-    WHERE source = ANY ($1::integer[]) AND {MATCHES} AND parked_key IS NULL AND redriven_at IS NOT NULL
+    WHERE partition_id = ANY ($1::integer[]) AND {MATCHES} AND parked_key IS NULL AND redriven_at IS NOT NULL
 """  # noqa: S608 - our constants
 
 COLLISIONS = f"""
     SELECT count(*) FROM inbox
-    WHERE source = ANY ($1::integer[]) AND {MATCHES} AND {COLLIDED} AND NOT key = ANY ($10::uuid[])
+    WHERE partition_id = ANY ($1::integer[]) AND {MATCHES} AND {COLLIDED} AND NOT key = ANY ($10::uuid[])
 """  # noqa: S608 - our constants
 
 # The rows that match; of a parked key, all rows, whether they match or not.
 _TO_SEND = f"""
     FROM inbox
-    WHERE source = ANY ($1::integer[]) AND status <> 'completed' AND status IN ('failed', 'parked')
+    WHERE partition_id = ANY ($1::integer[]) AND status <> 'completed' AND status IN ('failed', 'parked')
       AND (NOT {COLLIDED} OR key = ANY ($10::uuid[]))
       AND CASE WHEN parked_key IS NULL THEN "offset" <= $12 AND (redriven_at IS NULL OR $11) AND {MATCHES}
                ELSE parked_key = ANY ($13::bytea[]) AND (redriven_at IS NULL OR $11 OR {PASSED_OVER}) END
@@ -52,8 +52,8 @@ PAGE_TO_SEND = f"""
 
 PAGE_OF_KEYS = f"""
     SELECT {BRIEF} FROM inbox
-    WHERE source = $1 AND parked_key = ANY ($2::bytea[]) AND parked_key IS NOT NULL AND status IN ('failed', 'parked')
-      AND (NOT {COLLIDED} OR key = ANY ($3::uuid[]))
+    WHERE partition_id = $1 AND parked_key = ANY ($2::bytea[]) AND parked_key IS NOT NULL
+      AND status IN ('failed', 'parked') AND (NOT {COLLIDED} OR key = ANY ($3::uuid[]))
       AND (redriven_at IS NULL OR $4 AND {PASSED_OVER}) AND ("offset", key) > ($5, $6)
     ORDER BY "offset", key LIMIT $7
 """  # noqa: S608 - our constants
@@ -79,7 +79,8 @@ STATES = f"""
     FROM inbox WHERE key = ANY ($1::uuid[])
 """  # noqa: S608 - our constants
 POSITIONS = """
-    SELECT source, next_offset FROM ledger WHERE source = ANY ($1::integer[]) OR former && $1::integer[] ORDER BY source
+    SELECT partition_id, next_offset FROM ledger
+    WHERE partition_id = ANY ($1::integer[]) OR former && $1::integer[] ORDER BY partition_id
 """
 
 
@@ -87,7 +88,7 @@ POSITIONS = """
 class Scope:
     """What a redrive sends of one partition."""
 
-    source: int
+    partition_id: int
     partition: Partition
     matched: int  # rows that the filter matches
     keys: list[bytes]  # parked keys among them, of which everything is sent
@@ -121,31 +122,31 @@ async def scope(
     connection: Connection,
     consumer: str,
     wanted: Filter,
-    source: int,
+    partition_id: int,
     partition: Partition,
     *,
     again: bool,
     limit: int | None,
 ) -> Scope:
     """`limit` counts matches; a parked key is taken as a whole."""
-    arguments = wanted.arguments(consumer, [source])
+    arguments = wanted.arguments(consumer, [partition_id])
     allowed = wanted.allowed(consumer)
     found = await connection.fetchrow(SCOPE, *arguments, allowed, again, limit)
     assert found is not None
     arguments += [allowed, again, -1 if found["last"] is None else found["last"], found["keys"]]
     total = await connection.fetchval(COUNT_TO_SEND, *arguments)
-    return Scope(source, partition, found["matched"], found["keys"], total, arguments)
+    return Scope(partition_id, partition, found["matched"], found["keys"], total, arguments)
 
 
-async def sent_before(connection: Connection, consumer: str, wanted: Filter, sources: Iterable[int]) -> int:
+async def sent_before(connection: Connection, consumer: str, wanted: Filter, partition_ids: Iterable[int]) -> int:
     """How many of the matching messages were sent and are not processed yet."""
-    found: int = await connection.fetchval(SENT_BEFORE, *wanted.arguments(consumer, sources))
+    found: int = await connection.fetchval(SENT_BEFORE, *wanted.arguments(consumer, partition_ids))
     return found
 
 
-async def collisions(connection: Connection, consumer: str, wanted: Filter, sources: Iterable[int]) -> int:
+async def collisions(connection: Connection, consumer: str, wanted: Filter, partition_ids: Iterable[int]) -> int:
     """How many of the matching messages a redrive leaves alone."""
-    arguments = [*wanted.arguments(consumer, sources), wanted.allowed(consumer)]
+    arguments = [*wanted.arguments(consumer, partition_ids), wanted.allowed(consumer)]
     found: int = await connection.fetchval(COLLISIONS, *arguments)
     return found
 
@@ -155,10 +156,10 @@ def to_send(connection: Connection, scope: Scope) -> AsyncIterator[list[Brief]]:
 
 
 def of_keys(
-    connection: Connection, source: int, keys: Sequence[bytes], allowed: Sequence[str], *, passed_over: bool
+    connection: Connection, partition_id: int, keys: Sequence[bytes], allowed: Sequence[str], *, passed_over: bool
 ) -> AsyncIterator[list[Brief]]:
     """What is to be sent of these parked keys; with `passed_over` also what was sent before its turn had come."""
-    return pages(connection, PAGE_OF_KEYS, [source, keys, allowed, passed_over])
+    return pages(connection, PAGE_OF_KEYS, [partition_id, keys, allowed, passed_over])
 
 
 async def load(connection: Connection, keys: Sequence[UUID]) -> list[Kept]:
@@ -182,6 +183,6 @@ async def states(connection: Connection, keys: Sequence[UUID]) -> dict[UUID, Sta
     return {row["key"]: State._make(row) for row in await connection.fetch(STATES, keys)}
 
 
-async def positions(connection: Connection, sources: Iterable[int]) -> list[tuple[int, int]]:
+async def positions(connection: Connection, partition_ids: Iterable[int]) -> list[tuple[int, int]]:
     """How far the service is in these partitions."""
-    return [(source, offset) for source, offset in await connection.fetch(POSITIONS, list(sources))]
+    return [(partition_id, offset) for partition_id, offset in await connection.fetch(POSITIONS, list(partition_ids))]

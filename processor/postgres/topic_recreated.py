@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from processor.postgres.session import Connection
 
 KNOWN = """
-    SELECT topic, partition, topic_id, source,
-           (SELECT count(*) FROM unsent WHERE unsent.source = ledger.source) AS unsent
+    SELECT topic, partition, topic_id, partition_id,
+           (SELECT count(*) FROM unsent WHERE unsent.partition_id = ledger.partition_id) AS unsent
     FROM ledger WHERE consumer = $1 AND topic = ANY ($2::text[]) ORDER BY topic, partition
 """
 
 # The first condition follows from the second, but Postgres uses the index inbox_unfinished only where it is written.
 LEFT = """
-    SELECT source, status::text, headers IS NULL AS lost, count(*) AS number FROM inbox
-    WHERE source = ANY ($1::integer[]) AND status <> 'completed' AND status <> 'discarded' GROUP BY 1, 2, 3
+    SELECT partition_id, status::text, headers IS NULL AS lost, count(*) AS number FROM inbox
+    WHERE partition_id = ANY ($1::integer[]) AND status <> 'completed' AND status <> 'discarded' GROUP BY 1, 2, 3
 """
 
 # Nobody will read these records again. A message that the inbox holds becomes a failed one, which can be redriven; and
@@ -27,13 +27,13 @@ LEFT = """
 GIVE_TO_OPERATORS = """
     WITH locked AS (
         SELECT key FROM inbox
-        WHERE source = ANY ($1::integer[]) AND status <> 'completed'
+        WHERE partition_id = ANY ($1::integer[]) AND status <> 'completed'
           AND (status IN ('failed', 'parked') AND redriven_at IS NOT NULL
                OR status IN ('pending', 'processing') AND headers IS NOT NULL)
         ORDER BY key FOR UPDATE
     )
     UPDATE inbox
-    SET redriven_at = NULL, starts = NULL, lease_owner = NULL, lease_until = NULL,
+    SET redriven_at = NULL, unfinished = NULL, lease_owner = NULL, lease_until = NULL,
         finished_at = CASE WHEN status IN ('failed', 'parked') THEN finished_at ELSE clock_timestamp() END,
         status = CASE WHEN status IN ('failed', 'parked') THEN status ELSE 'failed' END,
         history = coalesce(history, '[]')
@@ -45,30 +45,30 @@ GIVE_TO_OPERATORS = """
 # sent.
 BEGIN_ANEW = """
     WITH old AS (
-        SELECT l.source, p.topic_id, p.start FROM ledger l
+        SELECT l.partition_id, p.topic_id, p.start FROM ledger l
         JOIN unnest($2::text[], $3::integer[], $4::text[], $5::bigint[]) AS p(topic, partition, topic_id, start)
              ON l.topic = p.topic AND l.partition = p.partition
         WHERE l.consumer = $1 AND l.topic_id <> p.topic_id
         ORDER BY l.topic, l.partition FOR UPDATE OF l
     )
     UPDATE ledger l
-    SET source = DEFAULT, former = l.former || l.source, topic_id = old.topic_id, epoch = l.epoch + 1,
-        first_epoch = l.epoch + 1, first_offset = 0, next_offset = old.start, starts = 0, trying = NULL,
-        suspect = NULL, deaths = 0, updated_at = now()
-    FROM old WHERE l.source = old.source
-    RETURNING old.source AS before, l.source, l.next_offset
+    SET partition_id = DEFAULT, former = l.former || l.partition_id, topic_id = old.topic_id, epoch = l.epoch + 1,
+        first_epoch = l.epoch + 1, first_offset = 0, next_offset = old.start, unfinished_owners = 0, in_progress = NULL,
+        suspects = NULL, deaths = 0, updated_at = now()
+    FROM old WHERE l.partition_id = old.partition_id
+    RETURNING old.partition_id AS before, l.partition_id, l.next_offset
 """
 
 # In their order, and below the position, where all outputs lie that are still to be sent.
 MOVE_UNSENT = """
     WITH moved AS (
-        SELECT u.source, u.next_offset, p.source AS to_source,
-               p.position + 1 - row_number() OVER (PARTITION BY u.source ORDER BY u.next_offset DESC) AS to_offset
-        FROM unsent u JOIN unnest($1::integer[], $2::integer[], $3::bigint[]) AS p(before, source, position)
-             ON u.source = p.before
+        SELECT u.partition_id, u.next_offset, p.partition_id AS to_partition_id,
+               p.position + 1 - row_number() OVER (PARTITION BY u.partition_id ORDER BY u.next_offset DESC) AS to_offset
+        FROM unsent u JOIN unnest($1::integer[], $2::integer[], $3::bigint[]) AS p(before, partition_id, position)
+             ON u.partition_id = p.before
     )
-    UPDATE unsent u SET source = moved.to_source, next_offset = moved.to_offset
-    FROM moved WHERE u.source = moved.source AND u.next_offset = moved.next_offset
+    UPDATE unsent u SET partition_id = moved.to_partition_id, next_offset = moved.to_offset
+    FROM moved WHERE u.partition_id = moved.partition_id AND u.next_offset = moved.next_offset
 """
 
 
@@ -78,14 +78,14 @@ class Known(NamedTuple):
     topic: str
     partition: int
     topic_id: str
-    source: int
+    partition_id: int
     unsent: int  # batches of which Kafka is not known to have the outputs
 
 
 class Left(NamedTuple):
     """Messages of one partition that are not done."""
 
-    source: int
+    partition_id: int
     status: str
     lost: bool  # only their ids are kept
     number: int
@@ -103,12 +103,12 @@ async def known(connection: Connection, consumer: str, topics: Iterable[str]) ->
     return [Known._make(row) for row in await connection.fetch(KNOWN, consumer, list(topics))]
 
 
-async def left(connection: Connection, sources: Iterable[int]) -> list[Left]:
-    return [Left._make(row) for row in await connection.fetch(LEFT, list(sources))]
+async def left(connection: Connection, partition_ids: Iterable[int]) -> list[Left]:
+    return [Left._make(row) for row in await connection.fetch(LEFT, list(partition_ids))]
 
 
 async def begin_anew(
-    connection: Connection, consumer: str, sources: Sequence[int], beginnings: Sequence[Beginning], by: str
+    connection: Connection, consumer: str, partition_ids: Sequence[int], beginnings: Sequence[Beginning], by: str
 ) -> int:
     """All or nothing; returns how many partitions were changed, which is none for the second of two callers."""
     columns = [
@@ -118,8 +118,8 @@ async def begin_anew(
         [beginning.start for beginning in beginnings],
     ]
     async with connection.transaction(isolation="read_committed"):
-        await connection.execute(GIVE_TO_OPERATORS, sources, by)
+        await connection.execute(GIVE_TO_OPERATORS, partition_ids, by)
         moved = await connection.fetch(BEGIN_ANEW, consumer, *columns)
-        places = [[row[name] for row in moved] for name in ("before", "source", "next_offset")]
+        places = [[row[name] for row in moved] for name in ("before", "partition_id", "next_offset")]
         await connection.execute(MOVE_UNSENT, *places)
     return len(moved)

@@ -163,7 +163,7 @@ class Bench:
         """Every row by its message id; that of a plainly completed message is known only by its digest."""
         rows = await self.rows(
             """SELECT inbox.*, status::text AS status, topic, partition, topic_id
-               FROM inbox LEFT JOIN ledger USING (source) ORDER BY topic, partition, "offset", received_at"""
+               FROM inbox LEFT JOIN ledger USING (partition_id) ORDER BY topic, partition, "offset", received_at"""
         )
         known = {self.key_of(id_): id_ for id_ in self._sent_ids}
         found: dict[str, dict[str, Any]] = {}

@@ -25,8 +25,8 @@ NOW = datetime.now(UTC)
 READ_SECONDS = 30.0
 
 INSERT = """
-    INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, record_key, payload, headers,
-                       error, finished_at, first_failed_at, parked_key, attempts, history)
+    INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, message_id, type, record_key, payload,
+                       headers, error, finished_at, first_failed_at, parked_key, attempts, history)
     VALUES (inbox_key($1, $2), $3, $4, 0, $5::text::inbox_status, $2, $6, $7, $8, $9, $10, $11, $11, $12, 2, $13)
 """
 FAILED = [{"at": "2025-01-01T00:00:00+00:00", "event": "failed", "class": "poison", "reason": "rejected"}]
@@ -82,8 +82,8 @@ class Shop:
     def many(self, number: int) -> None:
         sql.execute(
             self.database,
-            """INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, type, record_key, payload,
-                                  headers, error, finished_at)
+            """INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, message_id, type, record_key,
+                                  payload, headers, error, finished_at)
                SELECT inbox_key($1, 'm' || n), $2, n, 0, 'failed', 'm' || n, 'T', 'k', convert_to('m' || n, 'UTF8'),
                       '[]', '{"class": "poison", "reason": "rejected"}', now()
                FROM generate_series(0, $3 - 1) n""",

@@ -187,7 +187,7 @@ class Verifier:
         ledger = sql.fetch(
             self._database,
             "SELECT partition, epoch, first_offset, next_offset, owner,"
-            " (SELECT count(*) FROM unsent WHERE unsent.source = ledger.source) AS stored FROM ledger"
+            " (SELECT count(*) FROM unsent WHERE unsent.partition_id = ledger.partition_id) AS stored FROM ledger"
             " ORDER BY partition",
         )
         rows = "; ".join(str(dict(row)) for row in ledger)

@@ -77,7 +77,7 @@ def _message(row: dict[str, Any], message_id: str) -> dict[str, Any]:
         **key_as_json(row["record_key"]),
         "parked": row["parked_key"] is not None,
         "attempts": row["attempts"],
-        "starts": row["starts"],
+        "unfinished": row["unfinished"],
         **{name: row[name] for name in times},
         "lease_owner": row["lease_owner"],
         "result": row["result"],

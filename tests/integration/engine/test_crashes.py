@@ -36,7 +36,7 @@ def watch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
 
     async def meet(messages: Messages[Any], db: Database) -> None:
-        rows = await bench.rows("SELECT partition, lower(trying) AS first, upper(trying) AS next FROM ledger")
+        rows = await bench.rows("SELECT partition, lower(in_progress) AS first, upper(in_progress) AS next FROM ledger")
         told = {row["partition"]: (row["first"], row["next"]) for row in rows if row["first"] is not None}
         seen.calls.append((list(messages.ids), told))
 
@@ -48,9 +48,9 @@ async def after_a_death(bench: Bench, suspect: str | None = None) -> None:
     """As an owner leaves it that has died of its first batch."""
     bench.send([Sent({"what": "before"}, b"k", id=f"before{p}", partition=p) for p in range(PARTITIONS)])
     await bench.run_until_done()
-    await bench.execute("UPDATE ledger SET starts = 1")
+    await bench.execute("UPDATE ledger SET unfinished_owners = 1")
     if suspect is not None:
-        await bench.execute(f"UPDATE ledger SET suspect = '{suspect}', deaths = 1 WHERE partition = 1")
+        await bench.execute(f"UPDATE ledger SET suspects = '{suspect}', deaths = 1 WHERE partition = 1")
     bench.send(
         Sent({"what": f"w{p}.{n}"}, b"k", id=f"{p}.{n}", partition=p)
         for p in range(PARTITIONS)
@@ -72,7 +72,7 @@ async def test_records_behind_a_death_are_tried_in_pieces_that_the_ledger_knows(
         offsets = [int(id_.split(".")[1]) for id_ in ids]
         partition = int(ids[0].split(".")[0])
         assert told == {partition: (offsets[0], offsets[-1] + 1)}, "just these, and of no other partition"
-    assert sql.value(b.database, "SELECT count(*) FROM ledger WHERE trying IS NOT NULL") == 0
+    assert sql.value(b.database, "SELECT count(*) FROM ledger WHERE in_progress IS NOT NULL") == 0
 
 
 async def test_records_of_a_piece_that_was_deadly_are_tried_one_by_one(
@@ -100,7 +100,7 @@ async def test_suspects_that_have_come_through_are_history(bench: MakeBench) -> 
             await b.until(lambda: [p.recovered for p in ours.owned()] == [True] * PARTITIONS, "recovered")  # noqa: B023
             await b.done()
             assert [p.crashes.suspects for p in ours.owned()] == [None] * PARTITIONS
-    assert sql.value(b.database, "SELECT count(*) FROM ledger WHERE suspect IS NOT NULL OR deaths > 0") == 0
+    assert sql.value(b.database, "SELECT count(*) FROM ledger WHERE suspects IS NOT NULL OR deaths > 0") == 0
 
 
 async def test_who_lives_on_is_not_counted_as_dead(bench: MakeBench) -> None:

@@ -135,12 +135,12 @@ async def test_outputs_left_unsent_by_a_crash_are_sent_although_an_operator_rewo
     before = b.committed()[0]
     b.send(sent(5, 8))
     await b.run_until_done()
-    stored = await b.rows("SELECT source, next_offset FROM ledger")
+    stored = await b.rows("SELECT partition_id, next_offset FROM ledger")
     assert stored[0]["next_offset"] > before
     assert await b.rows("SELECT FROM unsent") == [], "what is known to be sent is forgotten"
     await b.execute(f"UPDATE ledger SET first_offset = {before}")
     await b.execute(
-        f"INSERT INTO unsent VALUES ({stored[0]['source']}, {stored[0]['next_offset']}, "
+        f"INSERT INTO unsent VALUES ({stored[0]['partition_id']}, {stored[0]['next_offset']}, "
         f"decode('{_blob(b, before).hex()}', 'hex'))"
     )
     set_offset(b, 0)

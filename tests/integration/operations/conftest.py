@@ -24,7 +24,7 @@ def shop(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Itera
     ledger = """
         INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions,
                              first_offset, next_offset, owner, slot)
-        VALUES ($1, $2, $3, 1, 'id', 1, 0, 0, 'me', 0) RETURNING source
+        VALUES ($1, $2, $3, 1, 'id', 1, 0, 0, 'me', 0) RETURNING partition_id
     """
     sources = [sql.value(database, ledger, consumer, topic, partition) for partition in (0, 1)]
     sql.value(database, ledger, "other", topic, 0)

@@ -38,7 +38,7 @@ class Service:
             change = "status = 'completed', parked_key = NULL, redriven_at = NULL"
             self.applied.append(id_)
         both = f"""
-            WITH gone AS (UPDATE ledger SET next_offset = $2 WHERE source = $3)
+            WITH gone AS (UPDATE ledger SET next_offset = $2 WHERE partition_id = $3)
             UPDATE inbox SET {change} WHERE message_id = $1
         """
         sql.execute(self._shop.database, both, id_, (message.offset() or 0) + 1, self._shop.sources[0])
@@ -100,7 +100,7 @@ def test_row_that_the_service_went_past_without_touching_it_is_sent_again(shop: 
     shop.row("m3", 3, parked_key=b"k")
     assert shop.send("--key", "k")["sent"] == 1
     assert shop.send("--key", "k")["sent"] == 0, "it is on its way"
-    sql.execute(shop.database, "UPDATE ledger SET next_offset = 1 WHERE source = $1", shop.sources[0])
+    sql.execute(shop.database, "UPDATE ledger SET next_offset = 1 WHERE partition_id = $1", shop.sources[0])
     assert shop.send("--key", "k")["sent"] == 1
 
 

@@ -20,7 +20,7 @@ async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
     """A hundred thousand rows, one in a thousand failed; of the failed, every fourth is parked."""
     connection = await asyncpg.connect(database)
     await connection.execute(
-        """INSERT INTO inbox (key, source, "offset", payload_hash, status, message_id, record_key, parked_key)
+        """INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, message_id, record_key, parked_key)
            SELECT inbox_key('c', 'm' || n), n % 4, n, n,
                   CASE WHEN n % 1000 = 0 THEN 'failed' ELSE 'completed' END::inbox_status, 'm' || n, 'k',
                   CASE WHEN n % 4000 = 0 THEN convert_to('k' || n % 3, 'UTF8') END

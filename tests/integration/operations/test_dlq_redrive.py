@@ -131,7 +131,7 @@ def test_interrupted_redrive_marks_what_it_sent_and_says_how_far_it_got(shop: Sh
 
 def test_a_topic_that_is_gone_is_reported_before_anything_is_sent(shop: Shop) -> None:
     shop.row("a", 1)
-    sql.execute(shop.database, "UPDATE ledger SET partition = 7 WHERE source = $1", shop.sources[0])
+    sql.execute(shop.database, "UPDATE ledger SET partition = 7 WHERE partition_id = $1", shop.sources[0])
     done = shop.dlq("redrive", "--all")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

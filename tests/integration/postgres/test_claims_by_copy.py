@@ -127,7 +127,7 @@ async def test_giving_way_for_a_known_collision_takes_back_nothing_but_itself(be
     count = 2 * inbox.COPY_FROM
     known = f"m5~{b.place(count + 5)}"
     await b.execute(
-        f"""INSERT INTO inbox (key, source, "offset", payload_hash)
+        f"""INSERT INTO inbox (key, partition_id, "offset", payload_hash)
             VALUES ('{b.key_of(known)}', 0, 0, {_crc(other(5))})"""
     )
     b.send([*numbered(0, count), *(Sent(other(n), id=f"m{n}", key=f"k{n}".encode()) for n in range(count))])
@@ -175,7 +175,7 @@ async def test_claim_waits_for_another_transaction_and_takes_its_word(bench: Mak
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(
-            'INSERT INTO inbox (key, source, "offset", payload_hash) VALUES ($1, 0, 0, $2)',
+            'INSERT INTO inbox (key, partition_id, "offset", payload_hash) VALUES ($1, 0, 0, $2)',
             b.key_of("m250"),
             _crc({"what": "w250"}),
         )

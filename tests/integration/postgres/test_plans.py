@@ -20,7 +20,7 @@ BATCH = 500
 async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     connection = await asyncpg.connect(database)
     await connection.execute(
-        f"""INSERT INTO inbox (key, source, "offset", payload_hash, status)
+        f"""INSERT INTO inbox (key, partition_id, "offset", payload_hash, status)
             SELECT inbox_key('c' || n % 2, 'm' || n), n % 4, n, n,
                    CASE WHEN n % 1000 = 0 THEN 'failed' ELSE 'completed' END::inbox_status
             FROM generate_series(1, {ROWS}) n"""
@@ -30,7 +30,7 @@ async def big(database: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
                                 first_offset, next_offset, owner, slot)
            SELECT 'c' || n % 10, 'topic' || n % 7, n, 1, 'id', 1, 0, 0, 'me', 0 FROM generate_series(1, 5000) n"""
     )
-    await connection.execute("INSERT INTO unsent SELECT source, n, 'x' FROM ledger, generate_series(1, 3) n")
+    await connection.execute("INSERT INTO unsent SELECT partition_id, n, 'x' FROM ledger, generate_series(1, 3) n")
     await connection.execute("ANALYZE inbox, ledger, unsent")
     yield connection
     await connection.close()
@@ -119,7 +119,9 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
 
 
 async def test_looking_for_what_is_not_done_uses_the_small_index(big: asyncpg.Connection[asyncpg.Record]) -> None:
-    found = await scans(big, "SELECT * FROM inbox WHERE source = $1 AND status = 'failed' ORDER BY received_at", 0)
+    found = await scans(
+        big, "SELECT * FROM inbox WHERE partition_id = $1 AND status = 'failed' ORDER BY received_at", 0
+    )
     assert found
     assert ("Seq Scan", "inbox") not in found
 

@@ -72,7 +72,7 @@ async def test_message_whose_id_another_transaction_holds_is_waited_for_and_not_
     transaction = holder.transaction()
     await transaction.start()
     await holder.execute(
-        'INSERT INTO inbox (key, source, "offset", payload_hash) VALUES ($1, 0, 0, 0)',
+        'INSERT INTO inbox (key, partition_id, "offset", payload_hash) VALUES ($1, 0, 0, 0)',
         b.key_of("m"),
     )
     async with b.running():

@@ -38,10 +38,10 @@ async def test_lease_of_a_handler_that_is_no_effect_any_more_is_waited_for_and_t
     leased = messages("m1", "m2")
     (checksum,) = struct.unpack("i", struct.pack("I", zlib.crc32(leased[0].payload() or b"")))
     await b.execute(
-        f"""INSERT INTO inbox (key, source, "offset", payload_hash, status, attempts, starts, message_id, type,
-                               record_key, lease_owner, lease_until)
-            SELECT inbox_key(consumer, 'm1'), source, 1, {checksum}, 'processing', 0, 1, 'm1', 'T', 'k', 'the dead',
-                   now() + '{lease}' FROM ledger"""
+        f"""INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id,
+                               type, record_key, lease_owner, lease_until)
+            SELECT inbox_key(consumer, 'm1'), partition_id, 1, {checksum}, 'processing', 0, 1, 'm1', 'T', 'k',
+                   'the dead', now() + '{lease}' FROM ledger"""
     )
     b.send(leased)
     await b.run_until_done()
