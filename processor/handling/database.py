@@ -138,11 +138,9 @@ class _Turn:
         except BaseException:
             self._queue.one_at_a_time.release()
             raise
-        self._queue.statements.attention.begin()
         return statement
 
     async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        self._queue.statements.attention.end()
         self._queue.one_at_a_time.release()
         if type(error) is TimeoutError:
             raise StatementTimedOut("the statement was not answered in time") from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,43 +17,7 @@ if TYPE_CHECKING:
     Row: TypeAlias = asyncpg.Record
     Statement: TypeAlias = PreparedStatement[Row]
 
-_STATEMENTS_KEPT = 256
-
-
-# An answer that may come within this time is waited for without going to sleep.
-SOON_SECONDS = 0.001
-
-
-class Attention:
-    """Stays awake for answers that come soon: being woken up takes longer than Postgres does for a small statement.
-
-    Handlers that wait for Postgres message by message gain a third that way. Who has waited longer once sleeps the
-    next time.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began = 0.0
-        self._waiting = False
-        self._awake = False
-        self._soon = True  # as far as the last answer tells
-
-    def begin(self) -> None:
-        self._began = time.perf_counter()
-        self._waiting = True
-        if self._soon and not self._awake:
-            self._awake = True
-            self._loop.call_soon(self._look)
-
-    def end(self) -> None:
-        self._waiting = False
-        self._soon = time.perf_counter() - self._began < SOON_SECONDS
-
-    def _look(self) -> None:
-        if self._waiting and time.perf_counter() - self._began < SOON_SECONDS:
-            self._loop.call_soon(self._look)  # as long as something is to be done, the loop does not sleep
-        else:
-            self._awake = False
+STATEMENTS_KEPT = 256
 
 
 class Statements:
@@ -64,7 +26,6 @@ class Statements:
     def __init__(self, connection: Connection, arrays: Arrays) -> None:
         self.connection = connection
         self.arrays = arrays
-        self.attention = Attention()
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
 
     async def prepare(self, sql: str) -> Statement:
@@ -72,7 +33,7 @@ class Statements:
         if statement is None:
             statement = self._prepared[sql] = await self.connection.prepare(sql)
             failpoints.reach("after_prepare")
-            if len(self._prepared) > _STATEMENTS_KEPT:
+            if len(self._prepared) > STATEMENTS_KEPT:
                 self._prepared.popitem(last=False)
         else:
             self._prepared.move_to_end(sql)
