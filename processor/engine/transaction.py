@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from processor import failpoints
 from processor.engine.failing.outcomes import Again, Cut, Wait
-from processor.errors import BatchAborted, Fenced
+from processor.errors import BatchAborted, ConnectionLost, Fenced
 from processor.observe.events import RollbackFailed
 from processor.postgres.inbox import BusyElsewhere, CutBefore, may_be_copied
 from processor.postgres.session import Connection, Session
@@ -57,8 +57,10 @@ class Transactions:
             transaction = Transaction(self, connection, batch)
             try:
                 yield transaction
-            except Exception:
+            except Exception as error:
                 await transaction.close()
+                if isinstance(error, TimeoutError):  # nobody knows what has become of a statement that was cut off
+                    raise ConnectionLost("the database does not answer in time") from error
                 raise
             await transaction.close()
 

@@ -136,6 +136,9 @@ class Gatherer:
         if self.outputs:
             self._encode_single()
 
+    def close(self) -> None:
+        del self._fail  # refers to the run that has us: together they would keep the batch until garbage is collected
+
     def _encode_batch(self, route: Route, indices: Sequence[int], argument: Any, value: Any) -> None:
         if isinstance(value, Outputs):
             encoded = outputs.encode_each(value, self._known_causes(), indices)

@@ -108,6 +108,7 @@ class BatchRun:
                 await self._flush_and_encode()
             finally:
                 self._queue.close()
+                self._gatherer.close()
         if self._left_out:
             rows = self._batch.as_rows()
             self._gatherer.result.leave_out([rows[index] for index in self._left_out])

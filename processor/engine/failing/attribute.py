@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from processor.engine.failing.classify import Kind
 from processor.engine.failing.outcomes import Again, Culprit, Unattributed, Wait
-from processor.errors import ConnectionLost, ProcessorError, text_of
+from processor.errors import ProcessorError, text_of
 from processor.handling.errors import HandlerError, NotYet
 from processor.handling.queue import QueuedWriteFailed
 from processor.postgres import sqlstates
@@ -34,8 +34,6 @@ def attribute(
     if isinstance(error, ProcessorError):
         return error
     text = f"{type(error).__name__}: {text_of(error)}"
-    if not in_handler and isinstance(error, TimeoutError):
-        return ConnectionLost("the database does not answer in time")
     own_words = in_handler and judge.is_explicit(error)
     if sqlstates.is_passing(error) and not own_words and (tries < TRIES_IN_PLACE or not in_handler):
         return Again(text)

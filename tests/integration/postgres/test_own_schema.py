@@ -88,7 +88,7 @@ def test_without_a_schema_a_collision_with_the_team_s_tables_is_said_with_what_h
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert 'type "inbox_status" already exists (42710); nothing of it was applied; ' in line
-    assert line.endswith("give them a database.schema")
+    assert line.endswith("set database.schema")
 
 
 def test_every_statement_of_ours_means_our_tables(b: Bench) -> None:
