@@ -5,7 +5,7 @@ What the reader knows of the same partition is in its `Assignment`; the records 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -75,12 +75,11 @@ class Partitions:
 
     def take_new(self) -> list[OwnedPartition]:
         """Those that have been assigned to us, and that nobody recovers yet."""
+        self._by_assignment = {at: known for at, known in self._by_assignment.items() if at.owned}
         return self._known(self._reader.take_new())
 
     def owned(self) -> list[OwnedPartition]:
-        owned = self._known(self._reader.owned())
-        self._by_assignment = {partition.assignment: partition for partition in owned}
-        return owned
+        return self._known(self._reader.owned())
 
     def active(self) -> list[OwnedPartition]:
         return [partition for partition in self.owned() if partition.assignment.active]
@@ -112,8 +111,8 @@ class Partitions:
         found = self._reader.take_astray()
         return dict(zip(self._known(found), found.values(), strict=True))
 
-    def _known(self, assignments: Iterable[Assignment]) -> list[OwnedPartition]:
-        return [
-            self._by_assignment.setdefault(assignment, OwnedPartition(assignment, Budget(self._settings)))
-            for assignment in assignments
-        ]
+    def _known(self, assignments: Collection[Assignment]) -> list[OwnedPartition]:
+        for assignment in assignments:
+            if assignment not in self._by_assignment:
+                self._by_assignment[assignment] = OwnedPartition(assignment, Budget(self._settings))
+        return [self._by_assignment[assignment] for assignment in assignments]
