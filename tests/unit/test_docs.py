@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
 from processor import failpoints
 from processor.engine import recovery
+from processor.engine.failing import outcomes
+from processor.engine.loop import Loop
+from processor.engine.takeover import Takeover
 from processor.messages import letters
 from processor.messages.message import Message, Output
 from processor.operations import check
@@ -24,6 +28,7 @@ from processor.settings.load import load
 from processor.settings.schema import FailureSettings, HandlerSettings, Settings
 from processor.stack import kafka
 from processor.stack.state import Shape, State
+from tests.unit.test_architecture import BASE, RULES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -192,13 +197,55 @@ def test_functions_that_the_design_names_exist() -> None:
 
 def test_the_design_names_the_failpoints_and_findings_of_recovery() -> None:
     windows = DESIGN[DESIGN.index("## Where it may die") : DESIGN.index("## Taking and losing")]
-    named = set(re.findall(r"`((?:before|after)_\w+)`", windows))
-    assert named <= set(failpoints.POINTS)
-    assert set(failpoints.POINTS[failpoints.POINTS.index("before_postgres_commit") :]) == named
+    assert set(re.findall(r"`((?:before|after)_\w+)`", windows)) == set(failpoints.POINTS)
     source = Path(recovery.__file__).read_text()
     events = set(re.findall(r'Step\(\s*"(\w+)"|event="(\w+)"|"(rewound|skipped_ahead)"', source))
     for event in {name for found in events for name in found if name}:
         assert f"`{event}`" in DESIGN, event
+
+
+def first_functions(heading: str, following: str) -> dict[str, str]:
+    """The function that each numbered item of a section of DESIGN.md names first, by its number."""
+    section = DESIGN[DESIGN.index(f"## {heading}\n") : DESIGN.index(f"## {following}\n")]
+    return dict(re.findall(r"^(\d+)\. \*\*[^`]*`[\w/]+\.py:(\w+)`", section, re.MULTILINE))
+
+
+def numbered_calls(function: Any) -> dict[str, str]:
+    """The function that is called in each line with a number behind it, by this number."""
+    calls = re.findall(r"(\w+)\([^#\n]*# (\d+)", inspect.getsource(function))
+    return {number: name for name, number in calls}
+
+
+def test_the_design_walks_the_numbered_steps_of_the_code() -> None:
+    walk = first_functions("The walk", "Columns and rows")
+    assert list(walk) == [str(number) for number in range(1, 12)]
+    commit = numbered_calls(Loop._commit)
+    assert list(commit) == [str(number) for number in range(3, 10)]
+    assert {number: walk[number] for number in commit} == commit
+    recover = numbered_calls(Takeover.recover)
+    assert len(recover) == 5
+    assert first_functions("Taking and losing partitions", "Failing inside a batch") == recover
+
+
+def test_the_design_names_every_outcome_of_an_attempt() -> None:
+    table = DESIGN[DESIGN.index("| outcome | when |") : DESIGN.index("`Remaining`")]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert set(named) == {one.__name__ for one in get_args(outcomes.Outcome)}
+
+
+def test_the_design_says_who_may_import_whom() -> None:
+    rooms = DESIGN[DESIGN.index("| room | what it holds |") : DESIGN.index("What becomes of a batch in Kafka")]
+    found = {
+        room: set(filter(None, allowed.split(", ")))
+        for room, allowed in re.findall(r"^\| `(\w+)` \| .+ \| (.*?) ?\|$", rooms, re.MULTILINE)
+    }
+    folders = {room: allowed for room, allowed in RULES.items() if (ROOT / "processor" / room).is_dir()}
+    assert found == {room: allowed - BASE for room, allowed in folders.items()}
+
+
+def test_lines_of_the_design_are_wrapped() -> None:
+    long = [line for line in DESIGN.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert long == []
 
 
 def test_the_page_about_failures_names_every_setting_class_and_header() -> None:
