@@ -13,7 +13,7 @@ from processor import failpoints
 from processor.engine.failing.outcomes import Again, Cut, Wait
 from processor.errors import BatchAborted, ConnectionLost, Fenced
 from processor.observe.events import RollbackFailed
-from processor.postgres.inbox import BusyElsewhere, CutBefore, may_be_copied
+from processor.postgres.inbox import BusyElsewhere, Claims, CutBefore
 from processor.postgres.session import Connection, Session
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from processor.messages.record import Record
     from processor.observe.events import Emit
     from processor.postgres.deadlocks import DeadlockGate
-    from processor.postgres.inbox import Claims, Inbox
+    from processor.postgres.inbox import Inbox
     from processor.postgres.ledger import Advance, Ledger, Sent
     from processor.settings.schema import Settings
 
@@ -79,31 +79,30 @@ class Transaction:
     async def claim(self) -> Claims | Cut | Wait | Again:
         """Begin, and decide which of the records are ours to handle."""
         claims = await self._claim()
-        failpoints.reach("after_claim")
+        if isinstance(claims, Claims):
+            failpoints.reach("after_claim")
         return claims
 
     async def _claim(self) -> Claims | Cut | Wait | Again:
         await self._begin()
         failpoints.reach("before_claim")
         await self._of.parking.sort_out(self._connection, self._batch)
-        inbox, batch = self._of.inbox, self._batch
-        if inbox.expects_unknown(len(batch)) and may_be_copied(batch):
-            claims = await inbox.claim_unknown(self._connection, batch)
-            if claims is not None:
-                return claims
+        claims = await self._of.inbox.claim(self._connection, self._batch)
+        if claims is None:
             # Nothing else is in it yet. A savepoint instead would make all that follows a subtransaction.
             await self._begin(anew=True)
-        match await inbox.claim(self._connection, batch.as_rows()):
+            claims = await self._of.inbox.claim(self._connection, self._batch)
+        match claims:
             case CutBefore(index):
                 return Cut(index)
             case BusyElsewhere(record, seconds):
                 reason = f"message {record.message.id} is being processed elsewhere"
                 seconds = None if seconds is None else max(SHORTEST_WAIT_SECONDS, seconds)
                 return Wait(reason, [self._of.partitions.of(record.reading)], seconds, outage=False)
-            case claims if claims.newly_failed and self._of.parking.parks:
+            case Claims(newly_failed=True) if self._of.parking.parks:
                 return Again("a message that fails for its id parks its key")
-            case claims:
-                return claims
+        assert claims is not None  # no COPY is tried behind one that has failed
+        return claims
 
     async def _begin(self, *, anew: bool = False) -> None:
         gate = self._of.gate

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from itertools import repeat
-from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from asyncpg import Connection
     from asyncpg import Record as Row
 
-    from processor.messages.batch import Batch
+    from processor.messages.batch import Batch, Columns
     from processor.messages.record import Record
 
 # Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
@@ -229,29 +228,17 @@ class Inbox:
         self._lease = timedelta(milliseconds=lease_ms)
         self._clean_batches = CLEAN_BATCHES  # in a row without a known key; a new consumer has nothing to repeat
 
-    def expects_unknown(self, count: int) -> bool:
-        """Whether a batch of this size is worth a COPY, as far as the batches before it tell."""
-        return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
+    async def claim(self, connection: Connection[Row], batch: Batch) -> Claims | CutBefore | BusyElsewhere | None:
+        """Decide for each record whether it is ours to do; those that failed or wait are claimed like any other.
 
-    async def claim_unknown(self, connection: Connection[Row], batch: Batch) -> Claims | None:
-        """Claim by COPY, which fails as a whole if a single key is known: then None, and so has the transaction."""
-        rows = _copied_rows(batch)
-        rows.sort()  # by key, since all begin alike
-
-        async def source() -> AsyncIterator[bytes]:
-            yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
-
-        try:
-            await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
-        except Exception as error:
-            if not sqlstates.is_known_key(error):
-                raise
-            self._clean_batches = 0
-            return None
-        return Claims(list(range(len(rows))))
-
-    async def claim(self, connection: Connection[Row], records: Sequence[Record]) -> Claims | CutBefore | BusyElsewhere:
-        """Decide for each record whether it is ours to do; those that failed or wait are claimed like any other."""
+        None if a key that was expected to be unknown is known: the transaction has failed, and has to begin anew.
+        """
+        if (columns := batch.columns) is not None:
+            keys = columns.column("inbox_keys")
+            if columns.message_type.in_inbox and self._expects_unknown(len(keys)) and len(set(keys)) == len(keys):
+                copied = await self._copy(connection, _copied_columns(columns))
+                return Claims(list(range(len(keys)))) if copied else None
+        records = batch.as_rows()
         claims = Claims()
         colliding: list[int] = []
         by_key: dict[bytes, int] = {}
@@ -276,10 +263,15 @@ class Inbox:
                 claims.repeated.add(earlier)
             else:
                 colliding.append(index)
-        settled = await self._claim_keys(connection, records, by_key, claims)
-        if isinstance(settled, CutBefore | BusyElsewhere):
-            return settled
-        colliding += settled
+        if self._expects_unknown(len(by_key)):
+            if not await self._copy(connection, _copied_rows([records[index] for index in by_key.values()])):
+                return None
+            claims.mine += by_key.values()
+        else:
+            settled = await self._claim_keys(connection, records, by_key, claims)
+            if isinstance(settled, CutBefore | BusyElsewhere):
+                return settled
+            colliding += settled
         if colliding:
             settled = await self._claim_collisions(connection, records, colliding, claims)
             if isinstance(settled, CutBefore | BusyElsewhere):
@@ -397,6 +389,26 @@ class Inbox:
                 [result for _, result in results],
             )
 
+    def _expects_unknown(self, count: int) -> bool:
+        """Whether this many rows are worth a COPY, which fails as a whole if a single key is known."""
+        return count >= COPY_FROM and self._clean_batches >= CLEAN_BATCHES
+
+    async def _copy(self, connection: Connection[Row], rows: list[bytes]) -> bool:
+        """Insert all rows at once; False, and the transaction has failed, if one of the keys is known."""
+        rows.sort()  # by key, since all begin alike
+
+        async def source() -> AsyncIterator[bytes]:
+            yield b"".join((_COPY_BEGIN, *rows, _COPY_END))
+
+        try:
+            await connection.copy_to_table("inbox", source=source(), columns=COPIED, format="binary")
+        except Exception as error:
+            if not sqlstates.is_known_key(error):
+                raise
+            self._clean_batches = 0
+            return False
+        return True
+
     async def _claim_keys(
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int], claims: Claims
     ) -> list[int] | CutBefore | BusyElsewhere:
@@ -504,32 +516,21 @@ class Inbox:
         return await self._claim_keys(connection, records, by_key, claims)
 
 
-def may_be_copied(batch: Batch) -> bool:
-    """Whether each record has a key of its own, and nothing about any of them asks for more than a row."""
-    if (columns := batch.columns) is not None:
-        keys = columns.column("inbox_keys")
-        return columns.message_type.in_inbox and len(set(keys)) == len(keys)
-    rows = batch.rows
-    if not all(map(_in_inbox, rows)) or any(map(_collided, rows)):
-        return False
-    return len(set(map(_key, rows))) == len(rows)
-
-
-def _copied_rows(batch: Batch) -> list[bytes]:
+def _copied_columns(columns: Columns) -> list[bytes]:
     """In the binary form of COPY; each value has its length before it."""
     rows: list[bytes] = []
-    if (columns := batch.columns) is not None:
-        for span in columns.spans:
-            of_all = repeat(span.reading.partition_id)
-            rows += map(_copied, _4, _16, span.inbox_keys, _4, of_all, _8, span.offsets, _4, span.checksums)
-    else:
-        keys = [record.key for record in batch.rows]
-        ids, offsets, hashes = _columns(batch.rows)
-        rows += map(_copied, _4, _16, keys, _4, ids, _8, offsets, _4, hashes)
+    for span in columns.spans:
+        of_all = repeat(span.reading.partition_id)
+        rows += map(_copied, _4, _16, span.inbox_keys, _4, of_all, _8, span.offsets, _4, span.checksums)
     return rows
 
 
-_in_inbox, _collided, _key = attrgetter("in_inbox"), attrgetter("collided"), attrgetter("key")
+def _copied_rows(records: Sequence[Record]) -> list[bytes]:
+    """The same for rows."""
+    ids, offsets, hashes = _columns(records)
+    return list(map(_copied, _4, _16, [record.key for record in records], _4, ids, _8, offsets, _4, hashes))
+
+
 _4, _8, _16 = repeat(4), repeat(8), repeat(16)
 
 
