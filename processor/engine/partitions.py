@@ -42,7 +42,8 @@ class OwnedPartition:
     position: int = 0  # the offset after the last record that Postgres has committed
     published: int = 0  # everything below is known to be in Kafka
     silent_below: int = 0  # outputs of records below are not sent again
-    recovered: bool = False
+    recovered: bool = False  # at least once
+    recovering: bool = False  # nobody else begins to read it meanwhile
     outages: int = 0  # in a row
     halted: str | None = None  # why it goes no further until an operator has looked at it
     parked_keys: set[bytes] = field(default_factory=set)  # digests of keys whose later messages have to wait

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from processor.engine.failing import classify
@@ -42,13 +41,13 @@ class Recoveries:
         self._readiness = readiness
         self._notify = notify  # called when a recovery has ended
         self._emit = emit
-        self._under_way: dict[asyncio.Task[None], list[OwnedPartition]] = {}  # and what each is not yet done with
+        self._under_way: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     def begin_new(self) -> None:
         """Recover what has been assigned to us, and raise what came out of recoveries that have ended."""
         for task in [task for task in self._under_way if task.done()]:
-            del self._under_way[task]
+            self._under_way.discard(task)
             task.result()
         new = self._partitions.take_new()
         if new:
@@ -56,9 +55,8 @@ class Recoveries:
 
     def start_over(self, trouble: Exception, affected: Collection[OwnedPartition]) -> list[OwnedPartition]:
         """Recover the partitions that something went wrong for, all of them if none is named; gives which."""
-        recovering = set(chain.from_iterable(self._under_way.values()))
-        candidates = [one for one in (*self._partitions.active(), *self._pauses.owned()) if one not in recovering]
-        chosen = [partition for partition in candidates if partition in affected or not affected]
+        candidates = (*self._partitions.active(), *self._pauses.owned())
+        chosen = [one for one in candidates if not one.recovering and (one in affected or not affected)]
         names = [str(partition.partition) for partition in chosen]
         self._emit(StartingOver(str(trouble), type(trouble).__name__, names))
         self._partitions.suspend(chosen)
@@ -76,9 +74,18 @@ class Recoveries:
         return list(self._under_way)
 
     def _begin(self, partitions: list[OwnedPartition], reason: str | None = None) -> None:
+        for partition in partitions:
+            partition.recovering = True
         task = asyncio.create_task(self._recover(partitions, reason))
         task.add_done_callback(lambda _: self._notify())
-        self._under_way[task] = partitions
+        self._under_way.add(task)
+
+    @staticmethod
+    def _keep(partitions: list[OwnedPartition], left: Collection[OwnedPartition]) -> None:
+        """Be done with those that are not left."""
+        for partition in set(partitions).difference(left):
+            partition.recovering = False
+        partitions[:] = left
 
     async def _recover(self, partitions: list[OwnedPartition], reason: str | None) -> None:
         """Bring these in step and start reading them; those that do not go come again until they do, or are not ours.
@@ -91,7 +98,7 @@ class Recoveries:
             self._readiness.obstruct(obstacle, reason)
         try:
             while not self._stopping:
-                partitions[:] = [partition for partition in partitions if not partition.leaving]
+                self._keep(partitions, [partition for partition in partitions if not partition.leaving])
                 if not partitions:
                     return
                 try:
@@ -100,7 +107,7 @@ class Recoveries:
                     if any(partition.leaving for partition in partitions):
                         continue  # it is no longer our business, and the others need not wait
                     left = dict.fromkeys(partitions, str(trouble))
-                partitions[:] = left
+                self._keep(partitions, left)
                 if left:
                     tries += 1
                     reason = "; ".join(dict.fromkeys(left.values()))
@@ -108,4 +115,5 @@ class Recoveries:
                     self._emit(RecoveryRetried(reason, tries, [str(partition.partition) for partition in left]))
                     await asyncio.sleep(classify.backoff(tries))
         finally:
+            self._keep(partitions, ())
             self._readiness.clear(obstacle)

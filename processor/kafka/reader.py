@@ -71,7 +71,7 @@ class PartitionReader:
         self._assignments: dict[Partition, Assignment] = {}
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
-        self._to_begin: list[tuple[Assignment, int]] = []
+        self._to_begin: list[tuple[Assignment, Reading, int]] = []
         self._to_meet: set[str] = set()  # topics that are going to be read
         self._reading: set[Partition] = set()  # known to the poll thread alone
         self._throttled = False
@@ -145,7 +145,7 @@ class PartitionReader:
             self._drop_buffer(assignment)
             assignment.active, assignment.reading = True, reading
             assignment.read, assignment.empty, assignment.astray = offset, range(0), None
-            self._to_begin.append((assignment, offset))
+            self._to_begin.append((assignment, reading, offset))
             self._changed.notify_all()
 
     def take_astray(self) -> dict[Assignment, str]:
@@ -295,8 +295,8 @@ class PartitionReader:
             self._meet(topic)
         for partition in to_stop:
             self._stop_reading(partition)
-        for assignment, offset in to_begin:
-            if assignment.active:
+        for assignment, reading, offset in to_begin:
+            if assignment.reading is reading:
                 # Given back and taken again there, instead of a seek: that stops the fetcher and waits for it, so that
                 # no answer to an earlier question of librdkafka's can move or stop the new one.
                 self._stop_reading(assignment.partition)
@@ -306,7 +306,7 @@ class PartitionReader:
                 if self._throttled:
                     self._consumer.pause([where])
                 with self._changed:
-                    assignment.fetching = assignment.active
+                    assignment.fetching = assignment.reading is reading  # and no other has begun meanwhile
 
     def _meet(self, topic: str) -> None:
         """Find out who has a topic while its partitions are still being recovered.

@@ -202,7 +202,7 @@ class PartitionPauses:
 
     def _resume(self, partition: OwnedPartition) -> None:
         del self._held[partition]
-        if partition.owned:
+        if partition.owned and not partition.recovering:  # or else recovery begins to read it
             self._partitions.begin(partition, partition.position)
 
     def _halt(self, remaining: Remaining, partition: OwnedPartition, offset: int, reason: str) -> None:

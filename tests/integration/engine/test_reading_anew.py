@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from processor import Retry
-from processor.errors import BatchAborted
+from processor.errors import BatchAborted, ConnectionLost
 from processor.handling import registry
 from processor.kafka.assignment import Assignment
 from processor.kafka.reader import PartitionReader
@@ -71,3 +72,34 @@ async def test_output_of_a_partition_that_is_about_to_be_read_again_survives_a_f
         await b.done()
     assert [value["what"] for _, value, _ in b.outputs()] == ["m0", "m1"]
     assert await b.effects() == ["m0", "m1"]
+
+
+async def test_hold_that_runs_out_during_a_recovery_reads_nothing_before_that_is_done(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read under the old epoch meanwhile, records could be passed over or sent twice."""
+    b = bench("planned", retry=THREE)
+    handlers.plans["m0"] = iter([Retry("not yet", after=2.0)])
+    async with b.running():
+        parts, go_on = b.engines[0].parts, asyncio.Event()
+        await b.until(parts.reader.fetching, "ready")
+        open_producer, mark_sent = parts.producer.open, parts.housekeeping.mark_sent
+
+        async def open_later() -> None:
+            await go_on.wait()
+            await open_producer()
+
+        async def lose_the_connection() -> None:
+            monkeypatch.setattr(parts.housekeeping, "mark_sent", mark_sent)
+            raise ConnectionLost("as told, and of no partition in particular")
+
+        monkeypatch.setattr(parts.producer, "open", open_later)
+        monkeypatch.setattr(parts.housekeeping, "mark_sent", lose_the_connection)
+        b.send(messages("m0"))
+        (owned,) = parts.partitions.owned()
+        await b.until(lambda: owned in parts.pauses and owned.recovering, "held, and being recovered")
+        await b.until(lambda: owned not in parts.pauses, "the hold has run out")
+        assert not owned.assignment.active
+        go_on.set()
+        await b.done()
+    assert (handlers.calls["m0"], await b.effects()) == (2, ["m0"])
