@@ -193,14 +193,21 @@ class Loop:
         try:
             return await self._unless_lost(self._try(part), used)
         except Exception as error:
-            cause = error.error if isinstance(error, HandlerError) else error
-            if sqlstates.is_deadlock(cause):
-                self._transactions.gate.deadlocked()
-            let_go(error)
-            outcome = attribute(error, tries=remaining.tries, careful=self._careful.keys(), judge=self._parts.judge)
-        if isinstance(outcome, Exception):
+            return self._outcome_of(error, remaining)
+
+    def _outcome_of(self, error: Exception, remaining: Remaining) -> Outcome:
+        """What an error means for the batch; raises what is no matter of the batch."""
+        cause = error.error if isinstance(error, HandlerError) else error
+        if sqlstates.is_deadlock(cause):
+            self._transactions.gate.deadlocked()
+        let_go(error)
+        outcome = attribute(error, tries=remaining.tries, careful=self._careful.keys(), judge=self._parts.judge)
+        if not isinstance(outcome, Exception):
+            return outcome
+        try:
             raise outcome
-        return outcome
+        finally:
+            del error, cause, outcome  # the error has this frame: the circle would keep the batch in memory
 
     async def _try(self, part: Batch) -> Outcome:
         if part.rows and part.rows[0].alone:
@@ -244,7 +251,7 @@ class Loop:
             self._parts.judge.final_failure,
             batch,
             claims,
-            effects=self._attempts.effects,
+            effect_of=self._attempts.effect_of,
             silent_below=silent_below,
             careful=self._careful.keys(),
             marker=self._crashes.marker(batch),

@@ -51,7 +51,9 @@ class Parts:
     reader: PartitionReader
     producer: TransactionalProducer
     slot: Slot
-    sessions: tuple[Session, Session]  # for control, and for the slot's lock
+    control: Session
+    leases: Session  # which must be renewed however long others are busy on `control`
+    slots: Session  # its connection holds the lock of our slot, and is dropped for nothing else
     judge: Judge
     partitions: Partitions
     transactions: Transactions
@@ -74,9 +76,8 @@ class Parts:
     async def close(self) -> None:
         """Behind everything else: until we have left the group, what is under way may still be published."""
         await self.producer.close()
-        control, slots = self.sessions
-        await slots.close()
-        await control.close()
+        for session in (self.slots, self.leases, self.control):
+            await session.close()
         await self.transactions.close()
 
 
@@ -90,7 +91,7 @@ def build(
     stalls: Stalls,
     emit: Emit,
 ) -> Parts:
-    control, slots = Session(settings, "control", retried=True), Session(settings, "slot", retried=True)
+    control, leases, slots = (Session(settings, role, retried=True) for role in ("control", "leases", "slot"))
     owner = f"{socket.gethostname()}:{os.getpid()}"
     # A lease outlives its owner: it must not be taken for that of another one with the same process id.
     lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
@@ -104,7 +105,7 @@ def build(
     partitions = Partitions(settings.failure, reader)
     parking = Parking(settings, partitions)
     crashes = CrashTracker(settings, partitions, control, ledger)
-    attempts = Attempts(settings, partitions, routes, control, inbox, crashes, parking, stalls, emit)
+    attempts = Attempts(settings, partitions, routes, control, leases, inbox, crashes, parking, stalls, emit)
     pauses = PartitionPauses(settings, partitions, control, inbox, attempts, judge, readiness, emit)
     transactions = Transactions(settings, inbox, ledger, gate, parking, partitions, emit)
     publishing = PublishQueue(settings.batch, partitions, producer, reader.news.set, emit)
@@ -120,7 +121,9 @@ def build(
         reader=reader,
         producer=producer,
         slot=slot,
-        sessions=(control, slots),
+        control=control,
+        leases=leases,
+        slots=slots,
         judge=judge,
         partitions=partitions,
         transactions=transactions,

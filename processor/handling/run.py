@@ -64,7 +64,7 @@ class BatchRun:
         batch: Batch,
         claims: Claims,
         *,
-        effects: Mapping[Record, Effect],
+        effect_of: Callable[[Record], Effect | None],
         silent_below: Mapping[Partition, int],
         careful: Collection[str],
         marker: Marker | None,
@@ -79,7 +79,7 @@ class BatchRun:
         self._marker = marker
         self._batch = batch
         self._claims = claims
-        self._effects = effects
+        self._effect_of = effect_of
         # By the column as long as nobody is left out, and nobody has to be marked.
         self._columns = batch.columns if len(claims.mine) == len(batch) and marker is None else None
         self._rows: Sequence[Record] = () if self._columns is not None else batch.as_rows()
@@ -233,8 +233,8 @@ class BatchRun:
             route, effect = route_of_all, None
             if route is None:
                 record = self._rows[index]
-                route, effect = self._route(record), self._effects.get(record)
-                if record.acts and effect is None:
+                route = self._route(record)
+                if record.acts and (effect := self._effect_of(record)) is None:
                     raise NotYet(f"{record.coordinates}: became free only now")
             if begin(route) - queue.last_sent > idle_at_most:
                 limit.end()

@@ -37,6 +37,7 @@ class Attempts:
         partitions: Partitions,
         routes: Routes,
         session: Session,
+        leases: Session,
         inbox: Inbox,
         crashes: CrashTracker,
         parking: Parking,
@@ -48,14 +49,15 @@ class Attempts:
         self._partitions = partitions
         self._routes = routes
         self._session = session
+        self._leases = leases
         self._inbox = inbox
         self._crashes = crashes
         self._parking = parking
         self._stalls = stalls
         self._emit = emit
-        # What handlers did outside for records of the current batch. The call is never made again for a part that
-        # does not go through.
-        self.effects: dict[Record, Effect] = {}
+        # What handlers have done outside, by partition and offset, until it is committed. A batch that does not go
+        # through is handled again, and records behind one that waits are read again: no call is made twice for that.
+        self._effects: dict[tuple[int, int], Effect] = {}
 
     async def begin(self, batch: Batch) -> Culprit | None:
         """Put the start of attempts on record, and call the handlers that act outside; gives the first that fails."""
@@ -65,7 +67,7 @@ class Attempts:
             await self._parking.sort_out(connection, batch)
             seen: set[bytes] = set()
             for index, record in enumerate(records):
-                if record.key in seen or record.failure or record in self.effects or record.foreign or record.parked:
+                if record.key in seen or record.failure or record.foreign or record.parked:
                     continue
                 if not record.in_inbox:
                     continue  # nobody would find the row again: its attempts are counted here, deaths in the ledger
@@ -74,7 +76,7 @@ class Attempts:
                     continue  # it is done, or someone else has it: the claim tells
                 record.begun = True
                 self._crashes.quarantine_if_deadly(record, record.unfinished)
-                if record.failure is None and record.acts:
+                if record.failure is None and record.acts and self.effect_of(record) is None:
                     key = record.message.key
                     place = index if key is None else (record.reading.partition_id, key)
                     to_act.setdefault(place, []).append(index)
@@ -99,9 +101,19 @@ class Attempts:
         async with self._session.use() as connection:
             await self._inbox.abandon(connection, records, ended=False)
 
+    def effect_of(self, record: Record) -> Effect | None:
+        """What its handler has done outside already."""
+        return self._effects.get((record.reading.partition_id, record.message.offset))
+
     def forget(self) -> None:
-        """The batch is done with, or dropped."""
-        self.effects.clear()
+        """What is committed, or another owner's by now."""
+        if self._effects:
+            position = {owned.partition_id: owned.position for owned in self._partitions.owned()}
+            self._effects = {
+                (partition_id, offset): effect
+                for (partition_id, offset), effect in self._effects.items()
+                if partition_id in position and offset >= position[partition_id]
+            }
 
     async def reap(self) -> None:
         """For as long as we live: return what was leased by the dead."""
@@ -121,7 +133,9 @@ class Attempts:
         async def act(lane: Sequence[int]) -> None:
             for index in lane:
                 try:
-                    self.effects[records[index]] = await self._act(records[index])
+                    record = records[index]
+                    effect = await self._act(record)
+                    self._effects[record.reading.partition_id, record.message.offset] = effect
                 except Exception as error:
                     failed[index] = error
                     return  # what comes after it waits
@@ -148,7 +162,7 @@ class Attempts:
         while True:
             await asyncio.sleep(self._renew_seconds)
             try:
-                async with self._session.use() as connection:
+                async with self._leases.use() as connection:
                     if not await self._inbox.renew(connection, record):
                         return  # the claim will tell who has it
             except (BatchAborted, ConnectionLost) as trouble:

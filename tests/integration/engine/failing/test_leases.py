@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import zlib
 
 import pytest
 
+from processor import Retry
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Sent
-from tests.support.scenes import in_one_batch, messages, statuses
+from tests.support.scenes import SOON, THREE, in_one_batch, messages, statuses
 
 
 @pytest.mark.parametrize("keys", [(b"k", b"k"), (b"one", b"two"), (None, None)], ids=["one key", "two keys", "no key"])
@@ -47,3 +49,50 @@ async def test_lease_of_a_handler_that_is_no_effect_any_more_is_waited_for_and_t
     await b.run_until_done()
     assert await b.effects() == ["m0", "m1", "m2"]
     assert await statuses(b) == {}
+
+
+async def test_call_that_succeeded_is_not_made_again_because_another_one_of_its_batch_is(bench: MakeBench) -> None:
+    """The records behind the one that is tried again are read again, and what was done outside for them stays done."""
+    b = bench({"T": {"call": "planned", "effect": True}, "G": "hold_up"}, concurrency=4, retry=THREE)
+    handlers.plans["m0"] = iter([Retry("not yet", after=0.0), Retry("not yet", after=0.0)])
+    async with b.running():
+        names = [f"m{n}" for n in range(4)]
+        await in_one_batch(b, [record for name in names for record in messages(name, key=name.encode())])
+        await b.done()
+    assert [handlers.calls[name] for name in names] == [3, 1, 1, 1]
+    assert sorted(await b.effects()) == names
+    assert await statuses(b) == {}
+    assert sorted(value["what"] for _, value, _ in b.outputs() if value["what"] in names) == names
+
+
+async def test_call_is_made_again_by_the_next_owner_of_its_partition(bench: MakeBench) -> None:
+    """What a process has done outside is known to nobody else: the next one relies on the idempotency key."""
+    b = bench({"T": {"call": "planned", "effect": True}, "G": "hold_up"}, concurrency=4, effects=SOON, retry=THREE)
+    handlers.plans["m0"] = iter([Retry("not yet", after=3600.0)])
+    names = ["m0", "m1"]
+    async with b.running():
+        await in_one_batch(b, [record for name in names for record in messages(name, key=name.encode())])
+        await b.until(lambda: handlers.calls["m0"] and handlers.calls["m1"], "both called")
+    handlers.plans.clear()
+    async with b.running():
+        await b.done()
+    assert [handlers.calls[name] for name in names] == [2, 2]
+    assert sorted(await b.effects()) == names
+
+
+async def test_lease_is_renewed_while_recovery_has_the_control_connection(bench: MakeBench) -> None:
+    b = bench({"T": {"call": "stall", "effect": True}}, effects=SOON)
+    handlers.failing.add("m0")  # its call comes to no end
+    leases = """SELECT 1 FROM inbox WHERE status = 'processing' AND lease_until > now()
+                AND lease_until > received_at + interval '2 seconds'"""
+    b.send(messages("m0"))
+
+    async def renewed_meanwhile() -> None:
+        async with b.running():
+            await b.until(handlers.gate.is_set, "called")
+            async with b.engines[0].parts.control.use():
+                await b.until(lambda: b.rows(leases), "the lease outlives its first term several times")
+            b.tasks[0].cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await renewed_meanwhile()
