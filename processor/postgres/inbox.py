@@ -118,7 +118,9 @@ START = """
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
         -- a process that begins it once more is alive: only others can have died of it
-        unfinished = coalesce(inbox.unfinished, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer,
+        unfinished = greatest(
+            coalesce(inbox.unfinished, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer, 1
+        ),
         attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
     WHERE inbox.payload_hash = excluded.payload_hash
       AND (inbox.status IN ('failed', 'pending', 'parked')

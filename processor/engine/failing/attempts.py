@@ -75,8 +75,10 @@ class Attempts:
                 if not await self._inbox.start(connection, record, leased=record.acts):
                     continue  # it is done, or someone else has it: the claim tells
                 record.begun = True
+                if self.effect_of(record) is not None:
+                    continue  # nobody can die of it any more
                 self._crashes.quarantine_if_deadly(record, record.unfinished)
-                if record.failure is None and record.acts and self.effect_of(record) is None:
+                if record.failure is None and record.acts:
                     key = record.message.key
                     place = index if key is None else (record.reading.partition_id, key)
                     to_act.setdefault(place, []).append(index)
@@ -84,9 +86,18 @@ class Attempts:
             failpoints.reach("after_intent")
             culprit = await self._act_all(records, list(to_act.values()))
             if culprit is not None:
+                await self._leave_others(records, culprit.index)
                 return culprit
             failpoints.reach("after_effect")
         return None
+
+    async def _leave_others(self, records: Sequence[Record], culprit: int) -> None:
+        """Their attempts are over too, for now: while one waits, they must not look as if they had killed us."""
+        others = [record for index, record in enumerate(records) if index != culprit]
+        done = [record for record in others if self.effect_of(record) is not None]
+        async with self._session.use() as connection:
+            await self._inbox.abandon(connection, done, ended=False)  # nobody else is to call for these meanwhile
+            await self._inbox.abandon(connection, [record for record in others if record.begun], ended=True)
 
     async def end(self, records: Sequence[Record]) -> None:
         """Attempts that count for nothing are over."""

@@ -79,11 +79,19 @@ async def test_orderly_restarts_during_an_outage_quarantine_nobody(
     assert await b.effects() == ["m0", "m1"]
 
 
-async def test_outage_that_outlasts_the_lease_again_and_again_quarantines_nobody(bench: MakeBench) -> None:
-    """One process from beginning to end; its own lease runs out while its partition waits."""
-    b = bench({"T": {"call": "stall", "effect": True}}, failure={"quarantine_after": 2}, effects=SOON)
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_outage_that_outlasts_the_lease_again_and_again_quarantines_nobody(
+    bench: MakeBench, concurrency: int
+) -> None:
+    """One process from beginning to end; its own leases run out while its partition waits."""
+    b = bench(
+        {"T": {"call": "stall", "effect": True}},
+        failure={"quarantine_after": 2},
+        effects=SOON,
+        concurrency=concurrency,
+    )
     handlers.plans["m0"] = repeat(Unavailable("down", after=1.0), 4)
-    b.send(messages("m0", "m1"))
+    b.send([*messages("m0", key=b"one"), *messages("m1", key=b"two")])
     await b.run_until_done()
     assert await statuses(b) == {}
     assert await b.effects() == ["m0", "m1"]
