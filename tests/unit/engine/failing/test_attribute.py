@@ -215,6 +215,23 @@ def test_configured_outage_is_one_in_a_handler_and_nowhere_else(name: str) -> No
     assert meaning(in_handler(error)) == Unattributed(error)
 
 
+@pytest.mark.parametrize("cause", OUTAGES, ids=name_of)
+@pytest.mark.parametrize("own", WORDS)
+def test_batch_handler_that_says_itself_what_the_error_means_waits_for_no_outage(
+    own: type[Exception], cause: Exception
+) -> None:
+    """As it is with the handler of one message, whose word is judged when its message is blamed."""
+    error = caused_by(own("x"), cause)
+    assert meaning(in_handler(error)) == Unattributed(error)
+
+
+def test_outage_that_the_configuration_takes_for_something_else_is_not_waited_for_in_a_handler() -> None:
+    error = asyncpg.DiskFullError("x")
+    assert meaning(in_handler(error), classes={"53": "bug"}) == Unattributed(error)
+    assert meaning(in_handler(error), classes={"53200": "bug"}) == Wait("DiskFullError: x")
+    assert meaning(error, classes={"53": "bug"}) == Wait("DiskFullError: x"), "no handler has met it"
+
+
 # --- queued writes ---
 
 
