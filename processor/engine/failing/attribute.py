@@ -39,7 +39,7 @@ def attribute(
         return Again(text)
     if index is not None:
         return Culprit(index, error)
-    if sqlstates.is_outage(error) or (in_handler and judge.kind(error) is Kind.OUTAGE):
+    if (judge.kind(error) is Kind.OUTAGE) if in_handler else sqlstates.is_outage(error):
         return Wait(text)
     if isinstance(error, QueuedWriteFailed) and error.what not in careful:
         return Again(text, careful_with=error.what)
