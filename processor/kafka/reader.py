@@ -71,7 +71,7 @@ class PartitionReader:
         self._assignments: dict[Partition, Assignment] = {}
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
-        self._to_begin: list[tuple[Assignment, Reading, int]] = []
+        self._to_begin: dict[Assignment, tuple[Reading, int]] = {}
         self._to_meet: set[str] = set()  # topics that are going to be read
         self._reading: set[Partition] = set()  # known to the poll thread alone
         self._throttled = False
@@ -145,7 +145,7 @@ class PartitionReader:
             self._drop_buffer(assignment)
             assignment.active, assignment.reading = True, reading
             assignment.read, assignment.empty, assignment.astray = offset, range(0), None
-            self._to_begin.append((assignment, reading, offset))
+            self._to_begin[assignment] = reading, offset
             self._changed.notify_all()
 
     def take_astray(self) -> dict[Assignment, str]:
@@ -282,20 +282,21 @@ class PartitionReader:
     def _drop_buffer(self, assignment: Assignment) -> None:
         assignment.fetching = False
         assignment.reading = None
+        self._to_begin.pop(assignment, None)
         self.buffered -= assignment.buffer.records
         self.buffered_bytes -= assignment.buffer.bytes
         assignment.buffer.clear()
 
     def _serve_requests(self) -> None:
         with self._changed:
-            to_begin, self._to_begin = self._to_begin, []
+            to_begin, self._to_begin = self._to_begin, {}
             to_stop, self._to_stop = self._to_stop, []
             to_meet, self._to_meet = self._to_meet, set()
         for topic in to_meet - {partition.topic for partition in self._reading}:
             self._meet(topic)
         for partition in to_stop:
             self._stop_reading(partition)
-        for assignment, reading, offset in to_begin:
+        for assignment, (reading, offset) in to_begin.items():
             if assignment.reading is reading:
                 # Given back and taken again there, instead of a seek: that stops the fetcher and waits for it, so that
                 # no answer to an earlier question of librdkafka's can move or stop the new one.

@@ -107,13 +107,6 @@ def test_error_of_ours_passes_through_wherever_it_came_from(kind: type[Processor
         assert meaning(error) is ours
 
 
-@pytest.mark.parametrize("error", [TimeoutError(), StatementTimedOut("x")])
-def test_database_that_does_not_answer_outside_a_handler_counts_as_lost(error: TimeoutError) -> None:
-    found = meaning(error)
-    assert type(found) is ConnectionLost
-    assert str(found) == "the database does not answer in time"
-
-
 # --- what passes by itself ---
 
 
