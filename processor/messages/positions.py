@@ -28,7 +28,7 @@ class CommittedOffset:
 
     @property
     def sent(self) -> int | None:
-        """The offset below which stored outputs were sent, if an operator moved this one and the ledger has to follow."""
+        """The offset below which stored outputs were sent, if an operator moved this one and the ledger must follow."""
         match = _METADATA.match(self.metadata)
         return int(match[2]) if match and match[2] else None
 
