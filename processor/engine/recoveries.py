@@ -1,7 +1,7 @@
-"""The recoveries that are under way, beside the work on other partitions; and the one way back from trouble.
+"""The current recoveries, which run beside the work on other partitions; and the one way back from trouble.
 
-What goes wrong for a partition starts over that partition, and no other: read from Postgres and Kafka what was
-committed, bring the two in step, go on from there. Nothing is concluded from how an attempt looked from here.
+Trouble with a partition starts over that partition and no other: it reads from Postgres and Kafka what was committed,
+brings the two in step, and goes on from there. It never infers this from how an attempt looked in this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from processor.observe.events import Emit
     from processor.observe.readiness import Readiness
 
-# These mean: what was committed has to be looked up. Anything else is a failing message, or a bug.
+# After these errors the engine has to look up what was committed. Any other error is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
 
 
@@ -42,11 +42,11 @@ class Recoveries:
         self._readiness = readiness
         self._notify = notify  # called when a recovery has ended
         self._emit = emit
-        self._under_way: dict[asyncio.Task[None], list[OwnedPartition]] = {}  # and what each is not yet done with
+        self._under_way: dict[asyncio.Task[None], list[OwnedPartition]] = {}  # with the partitions still to recover
         self._stopping = False
 
     def begin_new(self) -> None:
-        """Recover what has been assigned to us, and raise what came out of recoveries that have ended."""
+        """Recover newly assigned partitions, and raise the errors of recoveries that have ended."""
         for task in [task for task in self._under_way if task.done()]:
             del self._under_way[task]
             task.result()
@@ -55,19 +55,19 @@ class Recoveries:
             self._begin(new)
 
     def start_over(self, trouble: Exception, affected: Collection[OwnedPartition]) -> list[OwnedPartition]:
-        """Recover the partitions that something went wrong for, all of them if none is named; gives which."""
+        """Recover the affected partitions, all of them if none is named; return those whose recovery began."""
         recovering = set(chain.from_iterable(self._under_way.values()))
         candidates = [one for one in (*self._partitions.active(), *self._pauses.owned()) if one not in recovering]
         chosen = [partition for partition in candidates if partition in affected or not affected]
         names = [str(partition.partition) for partition in chosen]
         self._emit(StartingOver(str(trouble), type(trouble).__name__, names))
         self._partitions.suspend(chosen)
-        if chosen:  # else they are another instance's business already
+        if chosen:  # otherwise they belong to another instance, or are being recovered
             self._begin(chosen, str(trouble))
         return chosen
 
     def stop(self) -> None:
-        """Begin no other try."""
+        """Let current tries end, and begin no others."""
         self._stopping = True
 
     def cancel(self) -> list[asyncio.Task[None]]:
@@ -81,9 +81,9 @@ class Recoveries:
         self._under_way[task] = partitions
 
     async def _recover(self, partitions: list[OwnedPartition], reason: str | None) -> None:
-        """Bring these in step and start reading them; those that do not go come again until they do, or are not ours.
+        """Bring partitions in step and start reading them; retry those that fail until they succeed or are not ours.
 
-        A partition leaves the list when it is done with: what goes wrong with it later is not this recovery's business.
+        A partition leaves the list once it is recovered: later trouble with it begins another recovery.
         """
         tries = 0
         obstacle = object()
@@ -98,7 +98,7 @@ class Recoveries:
                     left = await self._takeover.recover(partitions, tries)
                 except Trouble as trouble:
                     if any(partition.leaving for partition in partitions):
-                        continue  # it is no longer our business, and the others need not wait
+                        continue  # drop the one that leaves, and try the others at once
                     left = dict.fromkeys(partitions, str(trouble))
                 partitions[:] = left
                 if left:
