@@ -51,7 +51,7 @@ class Parts:
     reader: PartitionReader
     producer: TransactionalProducer
     slot: Slot
-    sessions: tuple[Session, Session]  # one for control, one for the slot's lock
+    sessions: tuple[Session, Session]  # for control, and for the slot's lock
     judge: Judge
     partitions: Partitions
     transactions: Transactions

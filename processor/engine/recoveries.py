@@ -42,7 +42,7 @@ class Recoveries:
         self._readiness = readiness
         self._notify = notify  # called when a recovery has ended
         self._emit = emit
-        self._under_way: dict[asyncio.Task[None], list[OwnedPartition]] = {}  # with the partitions still to recover
+        self._under_way: dict[asyncio.Task[None], list[OwnedPartition]] = {}  # and what each is not yet done with
         self._stopping = False
 
     def begin_new(self) -> None:
@@ -55,7 +55,7 @@ class Recoveries:
             self._begin(new)
 
     def start_over(self, trouble: Exception, affected: Collection[OwnedPartition]) -> list[OwnedPartition]:
-        """Recover the affected partitions, all of them if none is named; return those whose recovery began."""
+        """Recover the partitions that something went wrong for, all of them if none is named; gives which."""
         recovering = set(chain.from_iterable(self._under_way.values()))
         candidates = [one for one in (*self._partitions.active(), *self._pauses.owned()) if one not in recovering]
         chosen = [partition for partition in candidates if partition in affected or not affected]

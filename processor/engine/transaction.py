@@ -89,7 +89,7 @@ class Transaction:
             claims = await inbox.claim_unknown(self._connection, batch)
             if claims is not None:
                 return claims
-            # The transaction holds nothing else yet. A savepoint would make everything after it a subtransaction.
+            # Nothing else is in it yet. A savepoint instead would make all that follows a subtransaction.
             await self._begin(anew=True)
         match await inbox.claim(self._connection, batch.as_rows()):
             case CutBefore(index):
@@ -99,7 +99,7 @@ class Transaction:
                 seconds = None if seconds is None else max(SHORTEST_WAIT_SECONDS, seconds)
                 return Wait(reason, [self._of.partitions.of(record.reading)], seconds, outage=False)
             case claims if claims.newly_failed and self._of.parking.parks:
-                return Again("a message fails because of its id and parks its key")
+                return Again("a message that fails for its id parks its key")
             case claims:
                 return claims
 

@@ -80,7 +80,7 @@ class BatchRun:
         self._batch = batch
         self._claims = claims
         self._effects = effects
-        # In columns only if every record is ours to handle and none has to be marked.
+        # By the column as long as nobody is left out, and nobody has to be marked.
         self._columns = batch.columns if len(claims.mine) == len(batch) and marker is None else None
         self._rows: Sequence[Record] = () if self._columns is not None else batch.as_rows()
         self._messages: list[Message[Any]] = []
@@ -234,7 +234,7 @@ class BatchRun:
                 record = self._rows[index]
                 route, effect = self._route(record), self._effects.get(record)
                 if record.acts and effect is None:
-                    raise NotYet(f"{record.coordinates}: another instance released it only now")
+                    raise NotYet(f"{record.coordinates}: became free only now")
             if begin(route) - queue.last_sent > idle_at_most:
                 limit.end()
                 await database.stay_awake()

@@ -72,8 +72,8 @@ class PartitionReader:
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
         self._to_begin: list[tuple[Assignment, int]] = []
-        self._to_meet: set[str] = set()  # topics that will be read
-        self._reading: set[Partition] = set()  # used by the poll thread only
+        self._to_meet: set[str] = set()  # topics that are going to be read
+        self._reading: set[Partition] = set()  # known to the poll thread alone
         self._throttled = False
         self.outside = False  # the group has dropped us, and has assigned nothing since
         self._closing = False
@@ -297,8 +297,8 @@ class PartitionReader:
             self._stop_reading(partition)
         for assignment, offset in to_begin:
             if assignment.active:
-                # Unassigned and assigned again instead of a seek: this stops the fetcher and waits for it, so that no
-                # late answer to an earlier request of librdkafka can move or stop the new fetcher.
+                # Given back and taken again there, instead of a seek: that stops the fetcher and waits for it, so that
+                # no answer to an earlier question of librdkafka's can move or stop the new one.
                 self._stop_reading(assignment.partition)
                 where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
                 self._consumer.incremental_assign([where])

@@ -53,8 +53,8 @@ class Attempts:
         self._parking = parking
         self._stalls = stalls
         self._emit = emit
-        # What handlers did outside for records of the current batch. If a part fails to commit, its calls are not
-        # made again.
+        # What handlers did outside for records of the current batch. The call is never made again for a part that
+        # does not go through.
         self.effects: dict[Record, Effect] = {}
 
     async def begin(self, batch: Batch) -> Culprit | None:
@@ -100,7 +100,7 @@ class Attempts:
             await self._inbox.abandon(connection, records, ended=False)
 
     def forget(self) -> None:
-        """Forget the current batch: it is finished, or dropped."""
+        """The batch is done with, or dropped."""
         self.effects.clear()
 
     async def reap(self) -> None:
