@@ -1,5 +1,5 @@
 """`make demo`: a real broker, a real Postgres, the real processor, and SIGKILLs at the worst moments.
 
-`story.py` orders the scenes, `verify.py` judges: it reads both systems on its own and shares no code
-with the processor.
+`story.py` plays the scenes. `verify.py` judges the result: it reads both systems by itself and shares no
+code with the processor.
 """

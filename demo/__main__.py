@@ -1,4 +1,4 @@
-"""`python -m demo`: options, signals, exit codes. 0 only if nothing was lost and nothing doubled."""
+"""`python -m demo`: options, signals, exit codes. It exits with 0 only if nothing was lost and nothing doubled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_ORDERS = 1_000_000
 
 
 class Interrupted(BaseException):
-    """A signal asked us to leave; raised once, further ones wait until everything is put away."""
+    """A signal asked us to stop. Raised once; later signals are ignored until everything is cleaned up."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
@@ -50,14 +50,14 @@ def main(
 ) -> None:
     """Feed orders to the processor, kill it in the middle, and show that nothing is lost or doubled.
 
-    Exit status: 0 nothing lost, nothing doubled; 1 something was, or the demo could not be played to its end.
+    Exit status: 0 nothing lost, nothing doubled; 1 something was, or the demo could not finish.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         summary = _play(shows.suited(silent=as_json), directory, orders, kills, keep=keep, silent=as_json)
     except Interrupted as interrupted:
-        print("interrupted: everything is put away", file=sys.stderr)  # noqa: T201
+        print("interrupted: everything is cleaned up", file=sys.stderr)  # noqa: T201
         raise typer.Exit(interrupted.exit_code) from None
     except (DemoError, UnreadableError, ProcessorError) as error:
         _fail(str(error))
@@ -76,15 +76,15 @@ def _play(show: Show, directory: Path, orders: int, kills: int, *, keep: bool, s
     fresh = not stack.status()
     try:
         with display(quiet=silent) as progress:
-            # Nobody's data is in a fresh folder: then even a SIGKILL of ours leaves nothing running.
+            # A fresh folder holds no data to keep, so a guard stops the servers even if this process gets SIGKILL.
             stack.up(guarded=fresh and not keep, display=progress)
         show.say(f"Kafka {stack.bootstrap_servers} and PostgreSQL are {'up already' if running else 'up'}")
         with show:
-            summary = asyncio.run(_until_interrupted(story.tell(stack, show, orders, kills, keep=keep)))
+            summary = asyncio.run(_until_interrupted(story.play(stack, show, orders, kills, keep=keep)))
             show.end()
             show.summary(summary)
         if not summary.ok:
-            show.say(f"what the processor said: {stack.directory / 'logs' / 'demo-processor.log'}")
+            show.say(f"the processor's log: {stack.directory / 'logs' / 'demo-processor.log'}")
         if keep:
             show.say(f"left running: Kafka {stack.bootstrap_servers}, PostgreSQL {stack.postgres_url}")
             show.say("the run's database and topics are named demo-…; stop it all with `processor stack down`")
@@ -96,7 +96,7 @@ def _play(show: Show, directory: Path, orders: int, kills: int, *, keep: bool, s
 
 
 async def _until_interrupted(scenes: Coroutine[Any, Any, Summary]) -> Summary:
-    """Turn the first signal into a cancellation, so that every scene puts its things away."""
+    """Turn the first signal into a cancellation, so that every scene cleans up."""
     task = asyncio.ensure_future(scenes)
     asked: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What the shop sends: orders, repeats among them as at-least-once producers make them, and the stock they meet."""
+"""The shop's orders, with repeats as an at-least-once producer sends them, and the stock that they draw on."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ PLENTY = 1_000_000
 MOST_AT_ONCE = 5
 
 DUPLICATES = 0.05
-# A repeat comes at once (the same batch), or up to so many orders later (another batch, maybe after a crash).
+# A repeat comes at once (in the same batch), or up to this many orders later (in another batch, maybe after a crash).
 LATEST_REPEAT = 3000
 
 CHUNK = 100
-ANYWHERE = -1  # the partition follows from the key
+ANYWHERE = -1  # the key decides the partition
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One record to send. A repeat may land in another partition than the first, as after a change of their number."""
+    """One record to send. A repeat may go to another partition than the first, as after adding partitions."""
 
     key: str
     value: bytes
@@ -38,12 +38,12 @@ class Sent:
 
 
 def stock() -> list[tuple[str, int]]:
-    """Each sku with the quantity on hand."""
+    """Return each sku with its quantity on hand."""
     return [(f"sku-{n:03}", SCARCE_STOCK if n % SCARCE_EVERY == 0 else PLENTY) for n in range(SKUS)]
 
 
 def records(orders: int, run: str, partitions: int, dice: random.Random) -> list[Sent]:
-    """Every order at least once, in the order they are to be sent."""
+    """Return every order at least once, in the sequence of sending."""
     repeats: dict[int, list[Sent]] = {}
     feed: list[Sent] = []
     for number in range(orders):
@@ -72,9 +72,9 @@ async def feed(
     topic: str,
     feed: Sequence[Sent],
     seconds: float,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> None:
-    """Send the records, spread over so many seconds; `tell` gets the number the broker has acknowledged."""
+    """Send the records, spread over this many seconds; `report` gets the number that the broker has acknowledged."""
     producer = Producer({**kafka, "enable.idempotence": True, "linger.ms": 5}, logger=SILENT)
     acknowledged = 0
     failure: KafkaError | None = None
@@ -91,14 +91,14 @@ async def feed(
             for one in feed[first : first + CHUNK]:
                 producer.produce(topic, one.value, one.key, one.partition, on_delivery=delivered)
             producer.poll(0)
-            tell(acknowledged)
+            report(acknowledged)
             await asyncio.sleep(max(0.0, started + seconds * first / len(feed) - loop.time()))
         while acknowledged < len(feed):
             producer.poll(0)
             if failure is not None:
                 raise DemoError(f"the broker did not take an order: {failure.str()}")
-            tell(acknowledged)
+            report(acknowledged)
             await asyncio.sleep(0.02)
     finally:
         producer.purge()
-    tell(acknowledged)
+    report(acknowledged)

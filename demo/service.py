@@ -1,4 +1,4 @@
-"""The processor as a deployment runs it: the real command line, a process of its own, settings from the environment."""
+"""Runs the processor as a deployment does: by its command line, in its own process, with settings from variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_SECONDS = 30.0
 
 
 class Service:
-    """`processor run`, at most one at a time. It stops by itself if we are gone, however we went."""
+    """`processor run`, at most one at a time. It stops by itself if this process ends, for whatever reason."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
@@ -47,13 +47,13 @@ class Service:
             start_new_session=True,
         )
         try:
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
         except asyncio.CancelledError:
             with suppress(ProcessLookupError):
                 process.kill()
             raise
         if process.returncode != 0:
-            raise DemoError(f"processor migrate failed: {_last_line(said)}")
+            raise DemoError(f"processor migrate failed: {_last_line(output)}")
 
     async def start(self, failpoints: str = "") -> None:
         if self._log is None:
@@ -68,23 +68,23 @@ class Service:
             stdout=self._log,
             stderr=self._log,
             pass_fds=(self._watched,),
-            start_new_session=True,  # Ctrl-C is for us alone; we stop it in order
+            start_new_session=True,  # Ctrl-C reaches only us, and we stop it in order
         )
 
     async def kill(self) -> None:
-        """SIGKILL: no time to say or save anything."""
+        """Send SIGKILL, which leaves no time to log or save anything."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
     def ended(self) -> int | None:
-        """Its exit code if it has ended, negative for a signal."""
+        """Return its exit code if it has ended, negative for a signal."""
         assert self._process is not None
         return self._process.returncode
 
     async def stop(self) -> int:
-        """As an orchestrator does: SIGTERM, and wait."""
+        """Send SIGTERM and wait, as an orchestrator does."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
@@ -95,7 +95,7 @@ class Service:
             raise DemoError(f"the processor did not stop within {STOP_SECONDS:.0f} s") from None
 
     async def close(self) -> None:
-        """Whatever happened: nothing of it runs any more."""
+        """End the process if it still runs, and close its log and pipe."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
         if self._log is not None:
@@ -106,17 +106,17 @@ class Service:
                 os.close(descriptor)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it has logged since its last start."""
+        """Yield the events logged since the last start."""
         with self._log_path.open("rb") as log:
             log.seek(self._read_from)
             for line in log:
                 with suppress(ValueError):
                     yield json.loads(line)
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         return _last_line(self._log_path.read_bytes())
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"

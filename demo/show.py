@@ -1,4 +1,4 @@
-"""How the story is told: bars that move on a terminal, plain lines elsewhere, nothing for --json."""
+"""Shows the story: progress bars on a terminal, plain lines elsewhere, nothing for --json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE_EVERY_SECONDS = 2.0
 
 
 class Show:
-    """Says nothing."""
+    """Shows nothing; the others override it."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,19 +32,19 @@ class Show:
         return None
 
     def say(self, text: str, style: str = "") -> None:
-        """Something happened."""
+        """Report an event of the story."""
 
     def begin(self, records: int, orders: int) -> None:
-        """The feed begins; these are the ends of the bars."""
+        """Start the bars; the numbers are their maxima."""
 
     def progress(self, fed: int, in_postgres: int, in_kafka: int, kills: int) -> None:
-        """How far it is."""
+        """Update the bars."""
 
     def end(self) -> None:
-        """The bars have done their work."""
+        """Remove the bars."""
 
     def summary(self, summary: Summary) -> None:
-        """How it ended."""
+        """Show the result."""
 
 
 class Lines(Show):
@@ -150,7 +150,7 @@ class _Numbers(ProgressColumn):
 
 
 def suited(*, silent: bool) -> Show:
-    """What suits standard output as it is now."""
+    """Return the show that suits standard output."""
     if silent:
         return Show()
     console = Console()

@@ -1,6 +1,6 @@
-"""The scenes in order: feed orders, kill the processor where it hurts, start it again, let the judge look.
+"""The scenes in order: feed orders, kill the processor at the worst moments, restart it, and let the judge compare.
 
-Everything is made for this run (a database, topics, a consumer group) and removed after it, whatever happens.
+Everything is made for this run (a database, topics, a consumer group) and removed after it, even if it fails.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ANSWER_PARTITIONS = 3
 BATCH = 500
 FEED_PER_SECOND = 2500
 TICK_SECONDS = 0.1
-# For readers to see the last transaction before the gap between the two systems is counted.
+# Readers need this long to see the last transaction before the gap between the two systems is counted.
 SETTLE_SECONDS = 0.5
 STANDSTILL_SECONDS = 45.0
 KAFKA_SECONDS = 15.0
 
-# What a broker says about a topic that is only just there.
+# What a broker answers about a topic that was just created.
 _NOT_YET = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -61,13 +61,13 @@ class Stage:
     group: Consumer  # asks about the processor's group, never joins it
     database: str
     topic: str
-    dead_letters: str  # must be there, and stays empty: no order here is beyond repair
-    starts: dict[int, int]  # where our answers begin in a topic that others may use too
+    dead_letters: str  # must exist, and stays empty: every order can be processed
+    starts: dict[int, int]  # where our answers begin in a topic that other runs may use too
     service: Service
-    made: list[str] = field(default_factory=list)  # topics, besides our own, that were not there before
+    made: list[str] = field(default_factory=list)  # topics, besides our own, that this run has created
 
 
-async def tell(stack: Stack, show: Show, wanted: int, kills: int, *, keep: bool) -> Summary:
+async def play(stack: Stack, show: Show, wanted: int, kills: int, *, keep: bool) -> Summary:
     dice = random.Random()  # noqa: S311 - for a story, not for secrets
     async with _staged(stack, keep=keep) as stage:
         started = time.monotonic()
@@ -75,12 +75,12 @@ async def tell(stack: Stack, show: Show, wanted: int, kills: int, *, keep: bool)
         watch = Watch(stage.kafka, ANSWERS, stage.starts, stage.database)
         try:
             await watch.open()
-            struck = await _Performance(stage, show, watch, feed, wanted, kills, dice).play()
+            killed = await _Performance(stage, show, watch, feed, wanted, kills, dice).play()
         finally:
             await watch.close()
         show.say("a separate reader, sharing no code with the processor, compares both topics and the tables")
         verdict = await verify.verify(stage.kafka, stage.database, stage.topic, ANSWERS, stage.starts)
-        return Summary(verdict, struck, time.monotonic() - started)
+        return Summary(verdict, killed, time.monotonic() - started)
 
 
 class _Performance:
@@ -101,7 +101,7 @@ class _Performance:
         self._feed = feed
         self._wanted = wanted
         self._fed = 0
-        self._struck: list[Kill] = []
+        self._killed: list[Kill] = []
         # The first kill counts batches, the others wait for this many answers to be visible.
         self._batches = max(1, math.ceil(wanted / (kills + 1) / BATCH)) if kills else 0
         self._thresholds = [int(wanted * (n + dice.uniform(-0.2, 0.2)) / (kills + 1)) for n in range(2, kills + 1)]
@@ -133,66 +133,66 @@ class _Performance:
         show.end()
         code = await service.stop()
         if code != 0:
-            raise DemoError(f"the processor stopped with exit code {code}: {service.last_words()}")
+            raise DemoError(f"the processor stopped with exit code {code}: {service.last_line()}")
         show.say("every record is processed; SIGTERM: the processor stopped in order, exit code 0")
-        return self._struck
+        return self._killed
 
     def _count_fed(self, acknowledged: int) -> None:
         self._fed = acknowledged
 
     async def _look(self) -> None:
-        """Note how far it is; strike if it is time, and raise the processor again if it is dead."""
+        """Report the progress; kill the processor if it is time, and start it again if it is dead."""
         await self._report()
         code = self._service.ended()
         if code is None:
-            if self._struck:
-                await self._strike_if_due()
+            if self._killed:
+                await self._kill_if_due()
             if time.monotonic() - self._last_change > STANDSTILL_SECONDS:
                 fed, done, visible = self._seen
                 raise DemoError(
                     f"no progress for {STANDSTILL_SECONDS:.0f} s, with {fed:,} records fed, {done:,} orders done in"
-                    f" Postgres, {visible:,} answers visible in Kafka; it last said: {self._service.last_words()}"
+                    f" Postgres, {visible:,} answers visible in Kafka; it last said: {self._service.last_line()}"
                 )
-        elif code == -signal.SIGKILL and not self._struck:
-            await self._mourn(BETWEEN)
+        elif code == -signal.SIGKILL and not self._killed:
+            await self._restart(BETWEEN)
         else:
-            raise DemoError(f"the processor ended with exit code {code}: {self._service.last_words()}")
+            raise DemoError(f"the processor ended with exit code {code}: {self._service.last_line()}")
 
     async def _report(self) -> None:
         seen = (self._fed, await self._watch.in_postgres(), self._watch.in_kafka)
         if seen != self._seen:
             self._seen = seen
             self._last_change = time.monotonic()
-        self._show.progress(*self._seen, len(self._struck))
+        self._show.progress(*self._seen, len(self._killed))
 
-    async def _strike_if_due(self) -> None:
+    async def _kill_if_due(self) -> None:
         if self._thresholds and self._watch.in_kafka >= self._thresholds[0]:
             self._thresholds.pop(0)
             await self._service.kill()
-            await self._mourn(RANDOM)
+            await self._restart(RANDOM)
 
-    async def _mourn(self, where: str) -> None:
-        """Show what the dead process left behind, start the next one, and tell how it found its way."""
+    async def _restart(self, where: str) -> None:
+        """Show what the dead process left behind, start the next one, and report how it recovered."""
         died = time.monotonic()
         pid = self._service.pid
         await asyncio.sleep(SETTLE_SECONDS)
         await self._report()
         _, in_postgres, in_kafka = self._seen
         kill = Kill(where, in_postgres, in_kafka)
-        self._struck.append(kill)
+        self._killed.append(kill)
         left = (
             f"{kill.unsent:,} orders are done in Postgres, and Kafka has no answer to them"
             if kill.unsent
-            else "what it was at is visible in neither system"
+            else "its unfinished batch is visible in neither system"
         )
         self._show.say(f"SIGKILL {where}: pid {pid} is dead; {left}", style="bold red")
         await self._service.start()
         self._show.say(f"started again, pid {self._service.pid}; the group notices the death after 3 s")
         while not (found := self._recovered()):
             if self._service.ended() is not None:
-                raise DemoError(f"the processor did not come back: {self._service.last_words()}")
+                raise DemoError(f"the processor did not come back: {self._service.last_line()}")
             if time.monotonic() - died > STANDSTILL_SECONDS:
-                raise DemoError(f"not back after {STANDSTILL_SECONDS:.0f} s: {self._service.last_words()}")
+                raise DemoError(f"not back after {STANDSTILL_SECONDS:.0f} s: {self._service.last_line()}")
             await asyncio.sleep(TICK_SECONDS)
             await self._report()
         kill.resent = sum(event["outputs"] for event in found if event["event"] == "stored_outputs_sent")
@@ -205,13 +205,13 @@ class _Performance:
         self._show.say(f"back after {kill.seconds_away} s: {sent}", style="green")
 
     def _recovered(self) -> list[dict[str, Any]]:
-        """The new process's log once it has every partition back; empty before."""
+        """Return the new process's events once it has every partition back; empty before."""
         found = [event for event in self._service.events() if event.get("event")]
         ready = {event["partition"] for event in found if event["event"] == "partition_ready"}
         return found if len(ready) == ORDER_PARTITIONS else []
 
     async def _caught_up(self) -> bool:
-        """Whether the group's committed offsets stand at the end of every partition."""
+        """Return whether the group's committed offsets are at the end of every partition."""
         return await asyncio.to_thread(_is_caught_up, self._stage)
 
 
@@ -236,7 +236,7 @@ async def _staged(stack: Stack, *, keep: bool) -> AsyncIterator[Stage]:
         "PROCESSOR_TOPIC": topic,
         "PROCESSOR_DATABASE__URL": database,
         "PROCESSOR_BATCH__MAX_MESSAGES": str(BATCH),
-        # A dead process is noticed after 3 s instead of 10: nobody wants to watch that.
+        # The group notices a dead process after 3 s instead of 10, which would be long to watch.
         "PROCESSOR_KAFKA__SESSION_TIMEOUT_MS": "3000",
         "PROCESSOR_KAFKA__CONSUMER__HEARTBEAT_INTERVAL_MS": "500",
     }
@@ -251,15 +251,15 @@ async def _staged(stack: Stack, *, keep: bool) -> AsyncIterator[Stage]:
         await _fill_stock(database)
         yield stage
     finally:
-        await asyncio.shield(_strike_the_set(stack, stage, keep=keep))
+        await asyncio.shield(_clean_up(stack, stage, keep=keep))
 
 
-async def _strike_the_set(stack: Stack, stage: Stage, *, keep: bool) -> None:
+async def _clean_up(stack: Stack, stage: Stage, *, keep: bool) -> None:
     await stage.service.close()
     stage.group.close()
     if keep:
         return
-    # If a server is gone there is nothing to remove, and what brought us here is the news, not this.
+    # If a server is gone there is nothing to remove, and its error must not replace the one that brought us here.
     with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         await _server(stack, f'DROP DATABASE IF EXISTS "{stage.run}" WITH (FORCE)')
     with suppress(KafkaException):
@@ -275,7 +275,7 @@ async def _server(stack: Stack, statement: str) -> None:
 
 
 async def _fill_stock(database: str) -> None:
-    """A merchant's first load, long before anybody orders."""
+    """Load the merchant's first stock, before any order."""
     connection = await asyncpg.connect(database)
     try:
         await connection.executemany("INSERT INTO stock (sku, on_hand) VALUES ($1, $2)", orders.stock())
@@ -319,7 +319,7 @@ def _ends(admin: AdminClient, topic: str) -> dict[int, int]:
 
 
 def _remove_topics(stage: Stage) -> None:
-    """The broker forgets a group without members by itself once its topic is gone."""
+    """Remove the run's topics. The broker then forgets the group, which has no members, by itself."""
     ours = [stage.topic, stage.dead_letters, *stage.made]
     for future in stage.admin.delete_topics(ours, operation_timeout=KAFKA_SECONDS).values():
-        future.exception()  # what was not made yet cannot be deleted, and need not be
+        future.exception()  # ignored: a topic that was never made need not be deleted

@@ -1,4 +1,4 @@
-"""The end of the story in numbers: for people as lines, for machines as JSON."""
+"""The result of the demo in numbers: as lines for people, as JSON for machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANDOM = "at a random moment"
 
 @dataclass(slots=True)
 class Kill:
-    """One SIGKILL: where it struck, what the two systems showed then, and what recovery sent."""
+    """One SIGKILL: where it came, what the two systems showed then, and what recovery sent."""
 
     where: str
     in_postgres: int
@@ -38,10 +38,10 @@ class Summary:
         return self.verdict.ok
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """Name, number and remark."""
+        """Return name, number and remark of each line."""
         v = self.verdict
         adds_up = "" if v.wrong else "; stock adds up, never oversold"
-        struck = [f"{number} {where}" for where, number in Counter(kill.where for kill in self.kills).items()]
+        kinds = [f"{number} {where}" for where, number in Counter(kill.where for kill in self.kills).items()]
         resent = sum(kill.resent for kill in self.kills)
         lines = [
             ("records in", f"{v.records:,}", f"{v.orders:,} orders, read back from the input topic"),
@@ -52,7 +52,7 @@ class Summary:
                 f"{v.outputs:,}",
                 f"answers visible in Kafka: {v.reserved:,} reserved, {v.rejected:,} rejected",
             ),
-            ("SIGKILLs", f"{len(self.kills)}", ", ".join(struck)),
+            ("SIGKILLs", f"{len(self.kills)}", ", ".join(kinds)),
             ("repaired", f"{resent:,}", "answers a dead process owed, sent by the next"),
             ("lost", f"{v.lost:,}", "orders without an answer, or reserved without a row"),
             ("doubled", f"{v.doubled:,}", "answers or rows beyond the first of an order"),

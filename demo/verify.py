@@ -1,7 +1,7 @@
-"""The judge: reads both topics and the database on its own, and compares.
+"""The judge: reads both topics and the database by itself, and compares them.
 
-Shares no code with the processor, and believes nothing that it or the feeder said: what went in is read
-back from the input topic, what came out is read as any committed reader would, rows are counted by SQL.
+It shares no code with the processor, and relies on nothing that the processor or the feeder reported: it reads
+the orders back from the input topic, the answers as any committed reader does, and counts the rows by SQL.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 
 SILENT = logging.Logger("demo.verify", level=logging.CRITICAL + 1)
 SECONDS = 60.0
-# What is wrong is told so many times; the numbers tell the rest.
+# The most findings that are listed; the numbers cover the rest.
 EXAMPLES = 5
 
 Starts = Mapping[int, int]
 
 
 class UnreadableError(Exception):
-    """A server did not give what the verdict needs; there is none then."""
+    """A server did not deliver what the verdict needs, so there is no verdict."""
 
 
 class Order(NamedTuple):
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. Lost and doubled count orders and rows; `wrong` is whatever else does not add up."""
+    """What was found. Lost and doubled count orders and rows; `wrong` lists everything else that does not add up."""
 
     records: int = 0
     orders: int = 0
@@ -103,7 +103,10 @@ def judge(
     rows: Mapping[str, list[Order]],
     stock: Mapping[str, tuple[int, int]],
 ) -> Verdict:
-    """Every order one answer, a row if and only if reserved; stock adds up, and none refused what it had."""
+    """Check that every order has one answer, and a row if and only if it is reserved, and that stock adds up.
+
+    No order may be rejected for a sku that had enough stock to the end.
+    """
     types = Counter(answer.type for all_ in answers.values() for answer in all_)
     verdict.orders = len(orders)
     verdict.outputs = types.total()
@@ -145,7 +148,7 @@ def judge(
 
 
 def read(kafka: Mapping[str, Any], topic: str, starts: Starts, deadline: float) -> Iterator[Message]:
-    """Every committed record of a topic up to its end as it is now."""
+    """Yield every committed record of a topic up to its current end."""
     consumer = Consumer(
         {
             **kafka,
@@ -159,7 +162,7 @@ def read(kafka: Mapping[str, Any], topic: str, starts: Starts, deadline: float) 
     )
     try:
         found = consumer.list_topics(topic, timeout=10).topics[topic]
-        if found.error is not None:  # it would look like a topic with nothing in it
+        if found.error is not None:  # otherwise it would look like an empty topic
             raise UnreadableError(f"topic {topic}: {found.error.str()}")
         partitions = found.partitions
         consumer.assign([TopicPartition(topic, number, starts.get(number, OFFSET_BEGINNING)) for number in partitions])

@@ -1,4 +1,4 @@
-"""What a bystander sees while the processor works: orders done in Postgres, and answers visible in Kafka."""
+"""Watches the processor from outside: orders done in Postgres, and answers visible in Kafka."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo.errors import SILENT
 
 
 class Watch:
-    """Counts from outside: a reader of committed records on a thread, and SQL."""
+    """Counts from outside, with a reader of committed records on a thread, and with SQL."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str, starts: Mapping[int, int], database: str) -> None:
         self._consumer = Consumer(
@@ -48,11 +48,11 @@ class Watch:
 
     @property
     def in_kafka(self) -> int:
-        """Answers that any reader of committed records can see by now."""
+        """The number of answers that any reader of committed records can see now."""
         return self._answers
 
     async def in_postgres(self) -> int:
-        """Orders whose effect is committed."""
+        """Return the number of orders whose effect is committed."""
         assert self._connection is not None
         return int(await self._connection.fetchval("SELECT count(*) FROM inbox WHERE status = 'completed'"))
 

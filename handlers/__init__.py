@@ -1,1 +1,1 @@
-"""Example domains: plain functions, one module each. Importing them has no effect; a config names them."""
+"""Example domains: plain functions, one module each. Importing them has no side effects; a configuration names them."""

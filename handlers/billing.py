@@ -1,8 +1,8 @@
-"""Billing: charge customers through a payment gateway. The example of an effect on the world outside.
+"""Billing: charge customers through a payment gateway. The example of a handler that acts outside the database.
 
 The handler runs outside any transaction, and may run again for a message whose charge was made, as after a crash.
-That is why every call carries the message's id: the gateway answers a key that it knows with the charge it made
-then. Only what is queued on `db` and returned is exactly once by the processor's own means.
+That is why every call carries the message's id: the gateway answers a known key with the charge that it made
+then. Only writes queued on `db` and returned outputs are exactly once by the processor's own means.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from processor import Database, Message, Output, Reject, Retry, Unavailable
 RESULTS = "charges-made"
 GATEWAY_VARIABLE = "BILLING_GATEWAY_URL"
 GATEWAY = "http://localhost:8800"
-# Well below the handler's own time-out: a call cannot be taken back, only be given up.
+# Well below the handler's time-out, because a call on a thread cannot be cancelled.
 ANSWER_SECONDS = 10.0
 
-# Not asyncio's own threads: those are the processor's too, and a gateway that hangs must not hold it up.
+# Not asyncio's default threads: the processor uses these too, and a gateway that hangs must not block it.
 _calls = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gateway")
 
 
@@ -36,7 +36,7 @@ class PaymentDue(BaseModel):
 
 
 class Charge(BaseModel):
-    """What the gateway says about a charge it made, now or when it was first asked."""
+    """The gateway's answer about a charge that it made, now or at an earlier call."""
 
     id: str
 
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 
 async def charge(message: Message[PaymentDue], db: Database) -> Output:
-    """Charge the customer, book it, and tell; a charge that is refused is a message that failed."""
+    """Charge the customer, book the charge, and report it; a message whose charge is refused fails."""
     due = message.value
     wanted = {"payment_id": due.payment_id, "customer": due.customer, "amount_cents": due.amount_cents}
     try:
@@ -82,14 +82,14 @@ def _understood(answer: Answer, due: PaymentDue) -> Charge:
             raise Reject(f"{what}: {answer.body[:200].decode(errors='replace')}")
         case 429 | 503:
             raise Unavailable(what, after=_seconds(answer.retry_after))
-        case 409:  # an earlier call with this key, perhaps of a process that died, is still under way
+        case 409:  # an earlier call with this key, perhaps from a process that died, has not ended yet
             raise Retry(what)
         case status if status >= 500:
             raise Retry(what)
-        case _:  # credentials, address, protocol: a mistake of ours, for a person to look at
+        case _:  # credentials, address, protocol: our mistake, which a person has to correct
             raise RuntimeError(what)
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """The header may also hold a date; then the processor's own backoff will do."""
+    """Return the header's seconds. It may hold a date instead: then the processor's own backoff applies."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Inventory: reserve stock for orders as far as there is any, and tell what became of each."""
+"""Inventory: reserve stock for orders as far as there is any, and report the outcome of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StockCounted(BaseModel):
 
 
 async def reserve(message: Message[OrderPlaced], db: Database) -> Output:
-    """Reserve if the stock allows it; either way the customer hears about it, once."""
+    """Reserve if the stock allows it; either way the customer is notified, once."""
     order = message.value
     left = await db.fetchval(
         "UPDATE stock SET reserved = reserved + $2 WHERE sku = $1 AND reserved + $2 <= on_hand"
@@ -47,10 +47,10 @@ async def reserve(message: Message[OrderPlaced], db: Database) -> Output:
 
 
 async def reserve_many(messages: list[Message[OrderPlaced]], db: Database) -> list[Output]:
-    """The same for a whole batch in two statements: first come, first served within each sku.
+    """Reserve for a whole batch in two statements: first come, first served within each sku.
 
-    An order that does not fit does not hold up smaller ones behind it in other batches, but within this
-    statement everything behind it in the same sku is refused as well: sums are cheaper than a loop.
+    An order that does not fit does not hold up smaller ones in later batches. But within this batch all later orders
+    for the same sku are rejected too: sums are cheaper than a loop.
     """
     orders = [message.value for message in messages]
     fits = await db.fetch(
@@ -89,7 +89,7 @@ async def reserve_many(messages: list[Message[OrderPlaced]], db: Database) -> li
 
 
 async def count(message: Message[StockCounted], db: Database) -> None:
-    """Setting a value is idempotent by nature, so this type may do without the inbox."""
+    """Set the stock on hand. This is idempotent, so the type may do without the inbox."""
     db.write(
         "INSERT INTO stock (sku, on_hand) VALUES ($1, $2) ON CONFLICT (sku) DO UPDATE SET on_hand = excluded.on_hand",
         message.value.sku,

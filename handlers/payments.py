@@ -26,7 +26,7 @@ class TransferReversed(BaseModel):
 
 
 async def transfer(message: Message[TransferRequested], db: Database) -> Result:
-    """Book both sides of a transfer; what was booked is kept as the message's result."""
+    """Book both sides of a transfer; the booking is kept as the message's result."""
     request = message.value
     if request.debit == request.credit:
         raise Reject(f"transfer {request.transfer_id}: debit and credit are the same account")
@@ -36,7 +36,7 @@ async def transfer(message: Message[TransferRequested], db: Database) -> Result:
 
 
 async def reverse(message: Message[TransferReversed], db: Database) -> Output:
-    """Book the same money back; a transfer that was never booked cannot be reversed."""
+    """Book the same amount back; a transfer that was never booked cannot be reversed."""
     transfer_id = message.value.transfer_id
     sides = await db.fetch(
         "SELECT account, amount FROM entries WHERE transfer_id = $1 AND kind = 'transfer' ORDER BY amount", transfer_id

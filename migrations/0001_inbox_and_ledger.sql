@@ -1,10 +1,10 @@
--- The tables that every guarantee rests on. Creates only; locks nothing that exists.
+-- The tables that every guarantee depends on. It only creates, and locks no existing table.
 
 CREATE TYPE inbox_status AS ENUM ('pending', 'processing', 'completed', 'failed', 'parked', 'discarded');
 
--- One row per message and consumer. The primary key is the guard against doing a message twice:
--- nothing checks first and acts later. A row of a completed message, nearly all of them, is kept as
--- narrow as it can be: what it is about is found by its key, or by its coordinates in Kafka.
+-- One row per message and consumer. The primary key guards against doing a message twice: nothing checks
+-- first and acts later. Nearly all rows are of completed messages and kept as narrow as possible: such a
+-- row is found by its key, or by its coordinates in Kafka.
 CREATE TABLE inbox (
     key          uuid         PRIMARY KEY,  -- inbox_key(consumer, message_id)
     "offset"     bigint       NOT NULL,     -- where the message was first seen
@@ -14,7 +14,7 @@ CREATE TABLE inbox (
     payload_hash integer      NOT NULL,     -- CRC-32 of the value; tells a repetition from another message
     status       inbox_status NOT NULL DEFAULT 'completed',
     attempts     integer      NOT NULL DEFAULT 1,
-    -- The rest is NULL as long as the first attempt went well and gave no result.
+    -- The rest is NULL if the first attempt succeeded and returned no result.
     message_id   text,
     type         text,
     finished_at  timestamptz,
@@ -22,18 +22,18 @@ CREATE TABLE inbox (
     lease_owner  text,
     result       json,                      -- what the handler returned besides outputs
     error        json,                      -- the last failure: class, reason, message, exception, sqlstate, traceback
-    record_key   bytea,                     -- for what is failed or parked: the record as it came
+    record_key   bytea,                     -- this and the next three: a failed or parked record as it came
     payload      bytea,
     headers      json,
     timestamp_ms bigint,
     unfinished   integer,                   -- attempts that never came to an end: they took the process with them
     first_failed_at timestamptz,
-    redriven_at  timestamptz,               -- sent to the input topic once more, and not processed yet
+    redriven_at  timestamptz,               -- sent to the input topic again, and not processed yet
     parked_key   bytea,                     -- set where later messages of this key have to wait: sha256(record_key)
     history      jsonb                      -- what happened to it, oldest first: failed, redriven, discarded
 );
 
--- The key of a message, for whoever looks for one by hand:
+-- The key of a message, to look one up by hand:
 -- SELECT * FROM inbox WHERE key = inbox_key('inventory', 'placed-4711')
 CREATE FUNCTION inbox_key(consumer text, message_id text) RETURNS uuid
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -46,8 +46,8 @@ CREATE INDEX inbox_unfinished ON inbox (partition_id, status, received_at) WHERE
 -- length, what an index holds may not.
 CREATE INDEX inbox_parked ON inbox (partition_id, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
--- Where a message of a parked key has come again in another partition than its row's: there, too, what comes behind it
--- waits until it is done.
+-- The places where a message of a parked key came again in another partition than its row's: there, too, later messages
+-- of the key wait until it is done.
 CREATE TABLE parked_repeats (
     partition_id integer NOT NULL,  -- ledger.partition_id
     parked_key   bytea   NOT NULL,
@@ -56,15 +56,15 @@ CREATE TABLE parked_repeats (
     PRIMARY KEY (partition_id, parked_key, "offset")
 );
 
--- One row per partition: who owns it (epoch), and how far its work is committed.
+-- One row per partition: its owner (epoch), and how far its work is committed.
 CREATE TABLE ledger (
     consumer     text        NOT NULL,
     topic        text        NOT NULL,
     partition    integer     NOT NULL,
     epoch        bigint      NOT NULL,
-    topic_id     text        NOT NULL,  -- a re-created topic must not be mistaken for the old one
-    partitions   integer     NOT NULL,  -- of the topic, when this row was made: others have been added since
-    first_offset bigint      NOT NULL,  -- everything below was known to be published with the last batch
+    topic_id     text        NOT NULL,  -- tells a recreated topic from the old one
+    partitions   integer     NOT NULL,  -- of the topic when this row was made; later ones were added since
+    first_offset bigint      NOT NULL,  -- at the last batch, everything below was known to be published
     next_offset  bigint      NOT NULL,  -- everything below is applied
     owner        text        NOT NULL,
     slot         integer,               -- of the owner; NULL if it died and has left no Kafka transaction open
@@ -88,5 +88,5 @@ CREATE TABLE unsent (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
         toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
 
--- They live for the blink of an eye: compressing them would cost more than it saves.
+-- Rows live for a moment only: compressing them would cost more than it saves.
 ALTER TABLE unsent ALTER COLUMN outputs SET STORAGE EXTERNAL;

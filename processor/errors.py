@@ -1,53 +1,53 @@
 """Every error the processor raises, named by what happens next.
 
 ProcessorError
-├── ConfigError    the deployment is described wrongly: stop, exit 2
-├── SetupError     a server, file or permission is not as needed: stop, exit 1
-├── Halt           going on could lose or double something: stop with the reason, exit 3
-├── BatchAborted   roll back, find out from the stored facts what was committed, poll again
+├── ConfigError    the configuration is wrong: stop, exit 2
+├── SetupError     a server, file or permission is not as required: stop, exit 1
+├── Halt           continuing could lose or duplicate something: stop with the reason, exit 3
+├── BatchAborted   roll back, read from both systems what was committed, poll again
 ├── Fenced         another instance owns our work: drop it, recover what is still ours
-└── ConnectionLost the database went away: reconnect, then the same as BatchAborted
+└── ConnectionLost the database went away: reconnect, then do the same as for BatchAborted
 """
 
 from __future__ import annotations
 
 
 class ProcessorError(Exception):
-    """Its text is one line for the operator: what is wrong, where, and what to do."""
+    """An error whose text is one line for the operator: what is wrong, where, and what to do."""
 
     exit_code = 1
 
 
 class ConfigError(ProcessorError):
-    """The deployment is described wrongly."""
+    """The configuration of the deployment is wrong."""
 
     exit_code = 2
 
 
 class SetupError(ProcessorError):
-    """A server, a file or a permission is not as needed."""
+    """A server, a file or a permission is not as required."""
 
 
 class Halt(ProcessorError):
-    """Going on could lose or double something; only an operator can decide."""
+    """Continuing could lose or duplicate something; only an operator can decide."""
 
     exit_code = 3
 
 
 class BatchAborted(ProcessorError):
-    """This attempt is void; recovery reads from both systems what became of it."""
+    """This attempt is void; recovery reads from Postgres and Kafka how much of it was committed."""
 
 
 class Fenced(ProcessorError):
-    """Another instance took over; nothing of ours may be written any more."""
+    """Another instance took over; this one must not write anything more."""
 
 
 class ConnectionLost(ProcessorError):
-    """The database went away; whether the last commit counted is read from the ledger."""
+    """The database went away; recovery reads from the ledger whether the last commit took effect."""
 
 
 def text_of(error: BaseException) -> str:
-    """Its own words. An exception of somebody else's may fail to give any, and must not take more with it for that."""
+    """Return the error's own text; a foreign exception whose `__str__` fails must not break the error handling too."""
     try:
         return str(error)
     except Exception as worse:
@@ -55,11 +55,11 @@ def text_of(error: BaseException) -> str:
 
 
 class Reject(Exception):
-    """Raised by a handler: this message is bad and will stay so. It ends as a failed row, the others go on."""
+    """Raised by a handler: this message will never succeed. It ends as a failed row; the others continue."""
 
 
 class Retry(Exception):
-    """Raised by a handler: not now. The message is tried again, after so many seconds if given."""
+    """Raised by a handler: not now. The message is tried again, `after` that many seconds if given."""
 
     def __init__(self, reason: str = "", after: float | None = None) -> None:
         super().__init__(reason)
@@ -67,7 +67,7 @@ class Retry(Exception):
 
 
 class Unavailable(Exception):
-    """Raised by a handler: what it needs is down. Its partition waits, no attempt is counted, nothing fails."""
+    """Raised by a handler: something it needs is down. The partition waits; no attempt counts and nothing fails."""
 
     def __init__(self, reason: str = "", after: float | None = None) -> None:
         super().__init__(reason)

@@ -1,8 +1,8 @@
 """Named points of the protocol where a test can kill or freeze the process.
 
 `PROCESSOR_FAILPOINTS="after_postgres_commit=kill@3"` sends SIGKILL to this process when it
-passes that point for the third time; `stop` freezes it with SIGSTOP. Several are separated by
-commas. Unset, a point costs one look at an empty dict per batch.
+passes that point for the third time; `stop` freezes it with SIGSTOP. Commas separate several.
+Without the variable, a point costs one look at an empty dict per batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _lock = threading.Lock()
 
 
 def arm(specification: str) -> None:
-    """Replace what is armed by `point=action[@pass],…`; an empty text disarms everything."""
+    """Replace all armed points by those of `point=action[@pass],…`; an empty text disarms everything."""
     armed = {}
     for item in filter(None, (part.strip() for part in specification.split(","))):
         point, _, rest = item.partition("=")

@@ -1,7 +1,7 @@
 -- Charges of the billing example. Creates only; locks nothing that exists.
 
--- The message's id is what the gateway knows the charge by. A second row for it would be a second charge booked:
--- the primary key refuses that aloud instead of leaving it to be found.
+-- The gateway knows the charge by the message's id. A second row for it would book a second charge: the primary key
+-- makes that an error, so that it cannot go unnoticed.
 CREATE TABLE charges (
     message_id   text        PRIMARY KEY,
     payment_id   text        NOT NULL,

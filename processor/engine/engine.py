@@ -1,4 +1,4 @@
-"""The engine of one process: what the loop works with, how it starts, and how it ends."""
+"""The engine of one process: how its parts start, and how they end."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Engine:
         self._loop = Loop(self.parts)
 
     def stop(self) -> None:
-        """Finish the batch at hand, then leave."""
+        """Finish the current batch, then leave."""
         self._loop.stop()
 
     async def run(self) -> None:
-        """Until told to stop; raises Halt where an operator has to decide."""
+        """Run until `stop` is called; raise Halt where an operator has to decide."""
         progress = asyncio.create_task(self._report_progress())
         self._stalls.start()
         with ExitStack() as bound:
             try:
                 await self._start()
                 await self._loop.run()
-            except Exception as error:  # whoever stops it bounds that too
+            except Exception as error:  # the end has a deadline here too, as it has after a signal
                 code = error.exit_code if isinstance(error, ProcessorError) else 1
                 bound.callback(stalls.exit_after(self._settings.run.stop_timeout_ms / 1000, code, str(error)))
                 raise

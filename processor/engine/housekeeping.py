@@ -1,4 +1,4 @@
-"""What is done between batches: stored outputs forgotten, positions moved past markers, topics watched."""
+"""Work between batches: forget stored outputs that were sent, move positions past markers, watch the topics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from processor.postgres.ledger import Ledger
     from processor.postgres.session import Session
 
-# How soon to look again whether there is anything to move past.
+# How often to check whether a position is followed by markers only.
 LOOK_SECONDS = 1.0
-# How often positions are moved past what is nobody's to process: long before it can expire, and so seldom that the
-# marker behind each of a producer's transactions does not cost us another one.
+# How often positions move past markers and aborted records: long before those expire, but seldom enough that not every
+# marker behind a producer's transaction costs us a transaction of our own.
 MOVE_ON_SECONDS = 60.0
-# How often to ask whether the topics are still the ones that are read.
+# How often to ask whether the topics are still the same as those being read.
 TOPICS_SECONDS = 2.0
 
 
@@ -45,21 +45,21 @@ class Housekeeping:
         self._session = session
         self._cluster = cluster
         self._pauses = pauses
-        self._unmarked: dict[OwnedPartition, int] = {}  # of which outputs are stored, and up to where
-        self._move_on_at = 0.0  # of the event loop's clock
+        self._unmarked: dict[OwnedPartition, int] = {}  # partitions with stored outputs, and the end of the last ones
+        self._move_on_at = 0.0  # by the event loop's clock
 
     # --- stored outputs ---
 
     def stored(self, shares: Mapping[OwnedPartition, Advance]) -> None:
-        """Outputs of these were stored with a batch."""
+        """Note that outputs of these were stored with a batch."""
         self._unmarked |= {partition: share.next_offset for partition, share in shares.items() if share.outputs}
 
     def sent(self) -> dict[OwnedPartition, Sent]:
-        """How much of what is stored Kafka is known to have."""
+        """Return up to where Kafka is known to have the stored outputs."""
         return {one: Sent(one.partition_id, one.epoch, one.published) for one in self._unmarked if one.owned}
 
     def forgotten(self, sent: Mapping[OwnedPartition, Sent]) -> None:
-        """The ledger has forgotten what was sent."""
+        """Note that the ledger has forgotten the outputs that were sent."""
         for partition, one in sent.items():
             if self._unmarked[partition] <= one.published:
                 del self._unmarked[partition]
@@ -69,14 +69,14 @@ class Housekeeping:
             self._unmarked.pop(partition, None)
 
     async def mark_sent(self) -> None:
-        """Let the ledger forget outputs that Kafka has, so that an operator's rewind does not send them again."""
+        """Delete stored outputs that Kafka has, so that an operator's rewind does not send them again."""
         await self._publishing.finish()
         self._unmarked = {partition: end for partition, end in self._unmarked.items() if partition.owned}
         sent = self.sent()
         if sent:
             async with self._session.use() as connection:
                 await self._ledger.mark_sent(connection, list(sent.values()))
-            self.forgotten(sent)  # and nothing that a recovery has found meanwhile
+            self.forgotten(sent)  # only these: a recovery may have found others in the meantime
 
     # --- positions ---
 
@@ -85,9 +85,9 @@ class Housekeeping:
         return asyncio.get_running_loop().time() >= self._move_on_at
 
     async def move_on(self) -> None:
-        """Past markers and aborted records: where they are all that is left, they may expire before a record comes.
+        """Move positions past markers and aborted records that nothing follows: they may expire before a record comes.
 
-        What is left behind in ledger and Kafka is that of a batch without records.
+        It changes ledger and Kafka as a batch without records does.
         """
         now = asyncio.get_running_loop().time()
         self._move_on_at = now + LOOK_SECONDS
@@ -116,7 +116,7 @@ class Housekeeping:
     # --- topics ---
 
     async def watch_topics(self) -> None:
-        """As long as we live: halt what is read of a topic that is deleted and created anew meanwhile.
+        """Halt partitions of a topic that is deleted and recreated while we read it. Runs until it is cancelled.
 
         Clients do not notice: librdkafka goes on in the new topic, at its position in the old one.
         """
@@ -125,11 +125,11 @@ class Housekeeping:
             known = {one: one.topic_id for one in self._partitions.owned() if one.topic_id}
             try:
                 topics = await asyncio.to_thread(self._cluster.topics, {one.partition.topic for one in known})
-            except BatchAborted:  # nobody can be asked; next time, then
+            except BatchAborted:  # the brokers do not answer: try again next time
                 continue
             for one, topic_id in known.items():
                 topic = topics.get(one.partition.topic)
-                if topic is not None and one.topic_id == topic_id:  # not recovered in the meantime
+                if topic is not None and one.topic_id == topic_id:  # no recovery has changed it in the meantime
                     try:
                         recovery.same_topic(one.partition, topic_id, topic.id)
                     except Halt as halt:

@@ -38,14 +38,14 @@ class Intake:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next batch is there, and full."""
+        """Whether the next batch is buffered, and full."""
         return self._reader.has_a_batch
 
     async def gather(self) -> None:
         """Let records come in while there is a reason to wait for more of them.
 
-        A batch that is not full waits while Kafka works on the one before, so all that comes in meanwhile is in it.
-        Under a backlog it lingers for company. A single message on an idle topic is never delayed.
+        A batch that is not full waits while Kafka works on the one before, and takes all records that come meanwhile.
+        Under a backlog it waits `linger_ms` for more. A single message on an idle topic is never delayed.
         """
         if not (self._publishing.idle or self.has_more):
             self._publishing.hurry()
@@ -55,13 +55,13 @@ class Intake:
         self._reader.news.clear()
 
     def take(self) -> Batch | None:
-        """The next batch, if there are any records."""
+        """Return the next batch, or None if there are no records."""
         batch = self._reader.take()
         self._backlog = len(batch) >= max(1, self._max_messages // 2)
         return batch or None
 
     async def idle(self) -> bool:
-        """Wait for news; whether there was none for a while."""
+        """Wait for news; return whether there was none for a while."""
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 await self._reader.news.wait()
@@ -76,7 +76,7 @@ class Intake:
             self._readiness.clear("outside")
 
     async def _gather_until(self, enough: Callable[[], bool], seconds: float | None) -> None:
-        """Or until there is a full batch, or the time is over."""
+        """Wait until `enough` is true, a full batch is buffered, or the time is over."""
         try:
             async with asyncio.timeout(seconds):
                 while not (self._stopping or enough() or self._reader.has_a_batch):

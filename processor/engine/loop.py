@@ -1,7 +1,7 @@
 """The life of a batch: take, claim, handle, commit to Postgres, publish to Kafka.
 
-`_commit` is the protocol: the order of its steps is the guarantee. What may become of an attempt is returned, and
-matched in `_process`. What goes wrong with the servers or with our ownership is raised, and ends in `_start_over`.
+`_commit` is the protocol: the order of its steps is the guarantee. The outcome of an attempt is returned, and matched
+in `_process`. Trouble with the servers or with our ownership is raised, and ends in `_start_over`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from processor.messages.batch import Batch
 
 ABANDON_SECONDS = 2.0
-# After a queued write was refused, this many batches send the same statement so that it shows whose write is refused.
+# After a queued write was refused, this many batches send the statement so that a refused write shows its message.
 CAREFUL_BATCHES = 64
 
 
@@ -73,7 +73,7 @@ class Loop:
         self._publishing = parts.publishing
         self._recoveries = parts.recoveries
         self._housekeeping = parts.housekeeping
-        self._careful: dict[str, int] = {}  # statements of which writes were refused, and for how many batches more
+        self._careful: dict[str, int] = {}  # statements with a refused write, and for how many more batches
         self._stopping = False
 
     def stop(self) -> None:
@@ -83,14 +83,14 @@ class Loop:
         self._intake.stop()
 
     async def open(self) -> None:
-        """Have a producer, while the group is being joined. If that does not go, recovery tries again."""
+        """Make a producer while the group is being joined. If that fails, recovery tries again."""
         try:
             await self._parts.producer.open()
         except Trouble as trouble:
             self._emit(ProducerNotReady(str(trouble)))
 
     async def run(self) -> None:
-        """Until asked to stop; raises Halt where an operator has to decide."""
+        """Process batches until `stop` is called; raise Halt where an operator has to decide."""
         helpers = [asyncio.create_task(helper) for helper in self._parts.helpers()]
         for helper in helpers:
             helper.add_done_callback(self._helper_ended)
@@ -106,7 +106,7 @@ class Loop:
                     await self._start_over(error, used)
             await self._finish()
         except Halt:
-            with suppress(*Trouble):  # else the next start does it
+            with suppress(*Trouble):  # otherwise the next start does it
                 await self._publishing.finish()
             raise
         finally:
@@ -121,7 +121,7 @@ class Loop:
             self._reader.fail(error)
 
     async def _next_batch(self) -> Batch | None:
-        """Steps 1 and 2: records from the poll thread. None when it is time to look up."""
+        """Steps 1 and 2: take records from the poll thread. Return None when there are none."""
         await self._intake.gather()
         await self._look_up()
         batch = self._intake.take()
@@ -130,7 +130,7 @@ class Loop:
         return batch
 
     async def _look_up(self) -> None:
-        """What came in besides records: failures, partitions, and what has been waited for."""
+        """Handle what came in besides records: failures, new partitions, recoveries and pauses that ended."""
         self._reader.raise_failure()
         self._publishing.raise_failure()
         self._recoveries.begin_new()
@@ -141,10 +141,10 @@ class Loop:
         if self._housekeeping.may_move_on:
             await self._housekeeping.move_on()
 
-    # --- steps 3 to 9: what becomes of it ---
+    # --- steps 3 to 9 ---
 
     async def _process(self, batch: Batch, used: Sequence[OwnedPartition]) -> None:
-        """Commit the batch whole if it goes through, in parts if it does not.
+        """Commit the batch as a whole if that succeeds, in parts if it does not.
 
         Every record ends with an outcome, or its partition waits and reads it again.
         """
@@ -189,7 +189,7 @@ class Loop:
             self._pauses.begin()
 
     async def _attempt(self, remaining: Remaining, part: Batch, used: Sequence[OwnedPartition]) -> Outcome:
-        """Try to commit this part. Raises Trouble where it is to be looked up what became of it."""
+        """Try to commit this part. Raises Trouble where recovery has to look up whether it was committed."""
         try:
             return await self._unless_lost(self._try(part), used)
         except Exception as error:
@@ -233,7 +233,7 @@ class Loop:
             await transaction.keep(ends.undone, result.results)
             await self._publishing.room()  # 6
             shares, sent = self._shares(batch, result), self._housekeeping.sent()
-            await transaction.advance(list(shares.values()), list(sent.values()))  # 7: Fenced if another is the owner
+            await transaction.advance(list(shares.values()), list(sent.values()))  # 7: Fenced if another owns one
             await transaction.commit()  # 8
         self._housekeeping.forgotten(sent)
         self._advanced(batch, shares, result, ends)
@@ -260,7 +260,7 @@ class Loop:
         return await run.run()
 
     def _shares(self, batch: Batch, result: BatchResult) -> dict[OwnedPartition, Advance]:
-        """How far the batch takes each of its partitions, and the outputs to store with that."""
+        """Return for each partition how far the batch advances it, and the outputs to store with that."""
         ends = batch.ends()
         return {
             owned: Advance(
@@ -276,7 +276,7 @@ class Loop:
         }
 
     def _advanced(self, batch: Batch, shares: dict[OwnedPartition, Advance], result: BatchResult, ends: Ends) -> None:
-        """What we may forget, and must remember, now that the batch is committed."""
+        """Update what we know about the partitions, now that the batch is committed."""
         sizes = batch.sizes()
         for owned, share in shares.items():
             owned.position = share.next_offset
@@ -317,7 +317,7 @@ class Loop:
         return [self._partitions.of(reading) for reading in batch.readings().values()]
 
     async def _unless_lost(self, work: Coroutine[Any, Any, Outcome], used: Sequence[OwnedPartition]) -> Outcome:
-        """Cut the work off at once when a partition that it is for is lost."""
+        """Cancel the work at once when one of its partitions is lost."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -335,12 +335,12 @@ class Loop:
                 task.cancel()
                 await asyncio.wait({task})
                 if not task.cancelled():
-                    task.exception()  # of no interest any more: the facts are read from both systems
+                    task.exception()  # retrieved and ignored: recovery reads the facts from both systems
 
     # --- the way back from trouble, and out ---
 
     async def _start_over(self, trouble: Exception, used: Sequence[OwnedPartition]) -> None:
-        """Recover the partitions that something went wrong for; the others go on."""
+        """Recover the partitions that are in trouble; the others go on."""
         affected = set(used)
         try:
             await self._publishing.finish()
@@ -349,13 +349,13 @@ class Loop:
         self._housekeeping.left_to_recovery(self._recoveries.start_over(trouble, affected))
 
     async def _abandon(self, batch: Batch | None, used: Sequence[OwnedPartition]) -> None:
-        """The batch was cut off while we live on: nothing that was begun must look as if it had killed us."""
+        """Take back what was begun: the batch was cancelled while we live, and must not look as if it killed us."""
         try:
             async with asyncio.timeout(ABANDON_SECONDS):
                 if batch is not None:
                     await self._attempts.abandon(batch.rows)
                 await self._crashes.abandon(used)
-        except Exception as error:  # at worst one too many is counted
+        except Exception as error:  # at worst one attempt too many is counted
             self._emit(AttemptsNotAbandoned(str(error)))
 
     async def _finish(self) -> None:

@@ -1,8 +1,9 @@
-"""Kafka transactions that a process left open when it died, ended by those who live.
+"""Ends Kafka transactions that dead processes left open.
 
-Until that is done, committed readers see nothing of what anybody has written behind it, and nobody can tell where the
-partitions of the dead one stand. The ledger says whose slots may have a transaction open, Postgres's locks say which of
-those are still somebody's. Nobody depends on it: what is not ended here, the transaction's time-out ends.
+Until one is ended, committed readers see no records written after its own, and the committed offsets of the dead
+process's partitions are not final. The ledger names the slots that may have a transaction open, and Postgres's locks
+show which of these belong to a living process. The guarantee does not depend on this: the transaction's time-out ends
+whatever is left.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
 
 LOOK_SECONDS = 0.2
-# How soon to look again where Postgres could not be asked: until then our own slot may look free.
+# How soon to look again after Postgres could not be asked: until then our own slot may look free.
 RETRY_SECONDS = 1.0
-# After we were cut off from Postgres: others were too, and have as much time to lease their slots again.
+# After we lost Postgres, others may have lost it too: how long they have to lease their slots again.
 PATIENCE_SECONDS = 5.0
 
 
@@ -37,7 +38,7 @@ class Orphans:
         self._ledger = ledger
 
     async def watch(self) -> None:
-        """As long as we live."""
+        """End transactions of dead processes. Runs until it is cancelled."""
         before: set[int] | None = None
         leases = self._slot.leases
         while True:
@@ -48,7 +49,7 @@ class Orphans:
                     await asyncio.sleep(PATIENCE_SECONDS)
                     continue
                 leased = await self._leased()
-                if self._slot.number in leased:  # or else we have been cut off since the line above
+                if self._slot.number in leased:  # otherwise we have lost the connection since `lease`
                     gone = before is None or before - leased
                     before = leased if not gone or await self._end_all(leased) else None
                     await asyncio.sleep(LOOK_SECONDS)
@@ -69,7 +70,7 @@ class Orphans:
         return ended
 
     async def _end(self, slot: int) -> bool:
-        """Whether there is nothing more to be done about it."""
+        """End a slot's transaction; return whether nothing is left to do about it."""
         async with self._slot.ending(slot) as free:
             if not free:
                 return True

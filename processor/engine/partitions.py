@@ -1,6 +1,6 @@
-"""The partitions that are ours, as the engine knows them: where their work stands, and what is in its way.
+"""The partitions that are ours, as the engine knows them: how far their work is, and what holds it up.
 
-What the reader knows of the same partition is in its `Assignment`; the records have its `Reading`, which never changes.
+What the reader knows about the same partition is in its `Assignment`; records refer to its immutable `Reading`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CrashHistory:
-    """What is known of owners that died at work on a partition; see crashes.py."""
+    """What is known about owners that died while working on a partition; see crashes.py."""
 
-    on_record: bool = False  # that we work on it: if we die before our first commit, the next owner knows
+    on_record: bool = False  # the ledger knows that we work on it: if we die before our first commit, so does the next
     committed: bool = False  # we have committed a batch of it
-    records_to_mark: int = 0  # one of these may have killed our predecessors, so they are marked while they are handled
-    suspects: range | None = None  # the offsets in progress when the last of those died
-    deaths: int = 0  # in a row, at just these offsets
+    records_to_mark: int = 0  # this many may hold the one that killed our predecessors: they are marked while handled
+    suspects: range | None = None  # the offsets in progress when the last predecessor died
+    deaths: int = 0  # owners in a row that died at exactly these offsets
 
 
 @dataclass(slots=True, eq=False)
@@ -37,17 +37,17 @@ class OwnedPartition:
     assignment: Assignment
     budget: Budget
     epoch: int = 0
-    partition_id: int = 0  # its name in the inbox
-    topic_id: str = ""  # of the topic that is read; another one may get the name
+    partition_id: int = 0  # its number in the inbox
+    topic_id: str = ""  # of the topic that is read; a recreated topic has another one
     position: int = 0  # the offset after the last record that Postgres has committed
     published: int = 0  # everything below is known to be in Kafka
     silent_below: int = 0  # outputs of records below are not sent again
     recovered: bool = False  # at least once
     recovering: bool = False  # nobody else begins to read it meanwhile
     outages: int = 0  # in a row
-    halted: str | None = None  # why it goes no further until an operator has looked at it
+    halted: str | None = None  # the reason why it waits for an operator
     parked_keys: set[bytes] = field(default_factory=set)  # digests of keys whose later messages have to wait
-    attempts: dict[int, int] = field(default_factory=dict)  # by offset: those that failed, of types without inbox
+    attempts: dict[int, int] = field(default_factory=dict)  # failed attempts by offset, of types without inbox
     crashes: CrashHistory = field(default_factory=CrashHistory)
 
     @property
@@ -68,7 +68,7 @@ class Partitions:
         self._settings = settings
         self._reader = reader
         self._by_assignment: dict[Assignment, OwnedPartition] = {}
-        # A reading outlives its end in the batches that have records of it, and in nothing else.
+        # Weak: after its end, a reading lives only as long as batches with its records.
         self._by_reading: WeakKeyDictionary[Reading, OwnedPartition] = WeakKeyDictionary()
 
     def of(self, reading: Reading) -> OwnedPartition:
@@ -86,14 +86,14 @@ class Partitions:
         return [partition for partition in self.owned() if partition.assignment.active]
 
     def begin(self, partition: OwnedPartition, offset: int) -> None:
-        """Read it from this offset on."""
+        """Read a partition from this offset on."""
         partition.position = offset
         reading = Reading(partition.partition, partition.partition_id, partition.topic_id, partition.epoch)
         self._by_reading[reading] = partition
         self._reader.begin(partition.assignment, reading, offset)
 
     def suspend(self, partitions: Iterable[OwnedPartition]) -> None:
-        """Take no more records of these, and forget what was read ahead."""
+        """Stop reading these, and forget what was read ahead."""
         self._reader.suspend([partition.assignment for partition in partitions])
 
     def use(self, partitions: Iterable[OwnedPartition]) -> None:
@@ -101,14 +101,14 @@ class Partitions:
         self._reader.use([partition.assignment for partition in partitions])
 
     def using(self, partitions: Iterable[OwnedPartition]) -> AbstractContextManager[None]:
-        """Use partitions for a while; Fenced if one of them is to be given back."""
+        """Use partitions for a while; raise Fenced if one of them has to be given back."""
         return self._reader.using([partition.assignment for partition in partitions])
 
     def release(self, partitions: Iterable[OwnedPartition]) -> None:
         self._reader.release([partition.assignment for partition in partitions])
 
     def take_astray(self) -> dict[OwnedPartition, str]:
-        """Those whose position is outside the log, and why, once everything before it is processed."""
+        """Return partitions whose position is outside the log, and why, once all records read are processed."""
         found = self._reader.take_astray()
         return dict(zip(self._known(found), found.values(), strict=True))
 

@@ -1,4 +1,4 @@
-"""What the loop works with, put together once per process."""
+"""Builds the parts that the loop works with, once per process."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Parts:
     orphans: Orphans
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
-        """What goes on beside the loop for as long as it runs."""
+        """Return the tasks that run beside the loop as long as it runs."""
         helpers = [self.orphans.watch(), self.housekeeping.watch_topics()]
         return [*helpers, self.attempts.reap()] if self.routes.act else helpers
 
     async def close(self) -> None:
-        """Behind everything else: until we have left the group, what is under way may still be published."""
+        """Close the connections, after all else: until we have left the group, batches may still be published."""
         await self.producer.close()
         for session in (self.slots, self.leases, self.control):
             await session.close()
@@ -93,7 +93,7 @@ def build(
 ) -> Parts:
     control, leases, slots = (Session(settings, role, retried=True) for role in ("control", "leases", "slot"))
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    # A lease outlives its owner: it must not be taken for that of another one with the same process id.
+    # A lease outlives its owner, so its name must differ from that of a later process with the same id.
     lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
     key_of = identity.inbox_key(settings.consumer)
     gate = DeadlockGate(settings, control)

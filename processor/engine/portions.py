@@ -1,4 +1,4 @@
-"""Stored outputs cut into portions that one Kafka transaction can send in time. Pure."""
+"""Cuts stored outputs into portions that one Kafka transaction can send in time. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from processor.kafka.producer import Offset
     from processor.messages.outputs import EncodedOutputs
 
-# What an output costs besides its key and value: headers, and Kafka's own.
+# Bytes that an output takes besides its key and value: headers, and Kafka's format.
 OUTPUT_OVERHEAD = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Stored outputs of one partition that go out in one transaction, and the offset that goes with them."""
+    """Stored outputs of one partition that one transaction sends, and the offset that it commits with them."""
 
     partition: OwnedPartition
     outputs: EncodedOutputs
@@ -27,17 +27,17 @@ class Piece:
 
 
 def split(outputs: EncodedOutputs, limit: int) -> Iterator[tuple[EncodedOutputs, int | None, int]]:
-    """Cut outputs, in their order, into parts of about `limit` bytes: the part, the offset it goes up to, its size.
+    """Cut outputs, in their order, into parts of about `limit` bytes: yield the part, its end offset, and its size.
 
-    Cuts only where all outputs before are of earlier records than all behind, so that an offset can say which are sent:
-    what one record has caused stays together. The last part, or the only one, goes up to the end.
+    It cuts only where all outputs before the cut have earlier causes than all after it: an offset can then tell which
+    are sent, and the outputs of one record stay together. The last part has no end offset: it goes up to the end.
     """
     texts = zip(outputs.keys, outputs.values, strict=True)
     sizes = [len(key or b"") + len(value or b"") + OUTPUT_OVERHEAD for key, value in texts]
     up_to = list(accumulate(outputs.offsets, max))
     later = list(accumulate(reversed(outputs.offsets), min))[::-1]
     start = size = 0
-    cut = None  # the last place where it can be cut, and how much is before it
+    cut = None  # the last possible cut, and the size of the outputs before it
     for at, more in enumerate(sizes):
         if at > start and up_to[at - 1] < later[at]:
             cut = at, size
@@ -50,7 +50,7 @@ def split(outputs: EncodedOutputs, limit: int) -> Iterator[tuple[EncodedOutputs,
 
 
 def portions(pieces: Iterable[Piece], limit: int, *, together: bool) -> Iterator[list[Piece]]:
-    """Pieces that are sent in one transaction: up to `limit` bytes, of several partitions only if `together`."""
+    """Group pieces into transactions of up to `limit` bytes each, of several partitions only if `together`."""
     portion: list[Piece] = []
     size = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
-"""What Postgres has committed and Kafka has not: batches published in their order, several together under a backlog.
+"""Publishes batches that Postgres has committed and Kafka has not: in order, several together under a backlog.
 
-A Kafka transaction costs the brokers about as much as two thousand records do, whatever is in it. So while the next
-batch is there already, one that is committed waits a moment for company. What waits is safe: its outputs are stored,
-and recovery sends those that Kafka does not have. A batch that none follows is published at once.
+A Kafka transaction costs the brokers about as much as two thousand records do, whatever it contains. So if the next
+batch is ready already, a committed batch waits a moment for it. A waiting batch is safe: its outputs are stored, and
+recovery sends those that Kafka does not have. A batch that none follows is published at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from processor.postgres.ledger import Advance
     from processor.settings.schema import BatchSettings
 
-# Batches that share a transaction at most; while it is under way, as many more may be committed.
+# The most batches that share a transaction; during the transaction as many more may be committed.
 TOGETHER = 4
-# However long a batch may linger for records: readers do not wait longer than this for outputs that are done.
+# Readers do not wait longer than this for finished outputs, however long a batch may linger for records.
 LONGEST_HOLD_SECONDS = 0.2
 
 
@@ -44,7 +44,7 @@ class CommittedBatch:
 
 
 class PublishQueue:
-    """Publishes in the order of the batches. What goes wrong is raised to those who wait for room or for the end."""
+    """Publishes batches in their order. `room` and `finish` raise what goes wrong."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PublishQueue:
         self._hold_seconds = min(LONGEST_HOLD_SECONDS, settings.linger_ms / 1000)
         self._partitions = partitions
         self._producer = producer
-        self._notify = notify  # called when something was published, or was not
+        self._notify = notify  # called after each transaction, whether it succeeded or not
         self._emit = emit
         self._waiting: list[CommittedBatch] = []
         self._sending: list[CommittedBatch] = []
@@ -66,16 +66,16 @@ class PublishQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._hurried = False
         self._failure: ProcessorError | None = None
-        self._unsent: set[OwnedPartition] = set()  # partitions of what was not published because of it
+        self._unsent: set[OwnedPartition] = set()  # partitions of the batches that the failure left unpublished
         self._moved = asyncio.Event()
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether no batch is waiting or being sent, or none can be because of a failure."""
         return self._failure is not None or (self._task is None and not self._waiting)
 
     def add(self, batch: CommittedBatch, *, more: bool) -> None:
-        """Publish a batch; if there are `more`, together with those that follow within a moment."""
+        """Publish a batch; if `more` are coming, together with those that follow within a moment."""
         self._partitions.use(batch.shares)
         self._waiting.append(batch)
         if not more or self._enough(self._waiting):
@@ -84,20 +84,20 @@ class PublishQueue:
             self._timer = asyncio.get_running_loop().call_later(self._hold_seconds, self.hurry)
 
     def hurry(self) -> None:
-        """Wait for no more company."""
+        """Publish now what is waiting, without waiting for more batches."""
         self._stop_timer()
         self._hurried = bool(self._waiting)
         if self._hurried and self._task is None and self._failure is None:
             self._task = asyncio.create_task(self._send())
 
     async def room(self) -> None:
-        """Wait until another batch may be committed: how much can be between the two systems is bounded."""
+        """Wait until another batch may be committed: the work that only Postgres has is bounded."""
         self.raise_failure()
         while self._waiting and self._enough([*self._sending, *self._waiting], TOGETHER + TOGETHER):
             await self._next()
 
     async def finish(self) -> None:
-        """Wait until Kafka has everything."""
+        """Wait until Kafka has every committed batch."""
         self.raise_failure()
         while not self.idle:
             await self._next()
@@ -107,7 +107,7 @@ class PublishQueue:
             raise self._failure
 
     async def abandon(self) -> set[OwnedPartition]:
-        """Leave to recovery what is not published yet; gives the partitions that it is of."""
+        """Leave unpublished batches to recovery; return their partitions."""
         left = self._unsent.union(*(batch.shares for batch in self._waiting))
         self.close()
         if self._task is not None:
@@ -117,7 +117,7 @@ class PublishQueue:
         return left
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin no other transaction."""
         self._stop_timer()
         self._release(self._waiting)
         self._waiting = []
@@ -147,7 +147,7 @@ class PublishQueue:
                 self._done()
         except ProcessorError as error:
             self._fail(error)
-        except Exception as error:  # a bug; the outputs are stored, and recovery may be luckier with them
+        except Exception as error:  # a bug of ours; the outputs are stored, and recovery tries to send them
             self._emit(PublicationFailed(error))
             self._fail(BatchAborted(f"publishing failed: {type(error).__name__}: {error}"))
         finally:

@@ -1,7 +1,7 @@
-"""The recoveries that are under way, beside the work on other partitions; and the one way back from trouble.
+"""The current recoveries, which run beside the work on other partitions; and the one way back from trouble.
 
-What goes wrong for a partition starts over that partition, and no other: read from Postgres and Kafka what was
-committed, bring the two in step, go on from there. Nothing is concluded from how an attempt looked from here.
+Trouble with a partition starts over that partition and no other: it reads from Postgres and Kafka what was committed,
+brings the two in step, and goes on from there. It never infers this from how an attempt looked in this process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from processor.observe.events import Emit
     from processor.observe.readiness import Readiness
 
-# These mean: what was committed has to be looked up. Anything else is a failing message, or a bug.
+# After these errors the engine has to look up what was committed. Any other error is a failing message, or a bug.
 Trouble = (BatchAborted, Fenced, ConnectionLost)
 
 
@@ -45,7 +45,7 @@ class Recoveries:
         self._stopping = False
 
     def begin_new(self) -> None:
-        """Recover what has been assigned to us, and raise what came out of recoveries that have ended."""
+        """Recover newly assigned partitions, and raise the errors of recoveries that have ended."""
         for task in [task for task in self._under_way if task.done()]:
             self._under_way.discard(task)
             task.result()
@@ -60,12 +60,12 @@ class Recoveries:
         names = [str(partition.partition) for partition in chosen]
         self._emit(StartingOver(str(trouble), type(trouble).__name__, names))
         self._partitions.suspend(chosen)
-        if chosen:  # else they are another instance's business already
+        if chosen:  # otherwise they belong to another instance, or are being recovered
             self._begin(chosen, str(trouble))
         return chosen
 
     def stop(self) -> None:
-        """Begin no other try."""
+        """Let current tries end, and begin no others."""
         self._stopping = True
 
     def cancel(self) -> list[asyncio.Task[None]]:
@@ -88,9 +88,9 @@ class Recoveries:
         partitions[:] = left
 
     async def _recover(self, partitions: list[OwnedPartition], reason: str | None) -> None:
-        """Bring these in step and start reading them; those that do not go come again until they do, or are not ours.
+        """Bring partitions in step and start reading them; retry those that fail until they succeed or are not ours.
 
-        A partition leaves the list when it is done with: what goes wrong with it later is not this recovery's business.
+        A partition leaves the list once it is recovered: later trouble with it begins another recovery.
         """
         tries = 0
         obstacle = object()
@@ -105,7 +105,7 @@ class Recoveries:
                     left = await self._takeover.recover(partitions, tries)
                 except Trouble as trouble:
                     if any(partition.leaving for partition in partitions):
-                        continue  # it is no longer our business, and the others need not wait
+                        continue  # drop the one that leaves, and try the others at once
                     left = dict.fromkeys(partitions, str(trouble))
                 self._keep(partitions, left)
                 if left:

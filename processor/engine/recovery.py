@@ -1,10 +1,10 @@
-"""What a partition's two positions say about the past, and what brings them back in step. Pure.
+"""Decides from a partition's two positions what happened to it, and how to bring them back in step. Pure.
 
-L is the ledger row, K Kafka's committed offset. K is ours when its metadata names an epoch; an
-operator who moves offsets with Kafka's own tools leaves other metadata behind. After the step
-that is decided here, K = L.next_offset holds and is ours, the stored outputs are sent, and work starts there.
+L is the ledger row, K Kafka's committed offset. K is ours when its metadata names an epoch; an operator who moves
+offsets with Kafka's own tools leaves other metadata. After the step that is decided here, K = L.next_offset and K is
+ours, the stored outputs are sent, and work starts there.
 
-Offsets have gaps (transaction markers, compaction): positions are compared, records never counted.
+Offsets have gaps (transaction markers, compaction), so positions are compared and records never counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from processor.postgres.ledger import LedgerRow
 class Step:
     """How to bring one partition in step.
 
-    `start` is where work begins. Stored outputs from `send_from` on are sent first, none if it is None;
-    `commit` is the offset to commit with them, as ours. `follow` instead leaves the committed offset where it is, which
-    is `start`, moves the ledger there, and makes it ours when that is done. `create` makes the ledger's row. Outputs of
-    records below `silent_below` are not sent again, and no offset below it is committed.
+    Work begins at `start`. Stored outputs from `send_from` on are sent first, none if it is None; `commit` is the
+    offset to commit with them, as ours. With `follow` instead, the committed offset stays where it is, at `start`; the
+    ledger moves there, and only then the offset becomes ours. `create` makes the ledger's row. Outputs of records below
+    `silent_below` are not sent again, and no offset below it is committed.
     """
 
     event: str
@@ -46,16 +46,16 @@ def decide(
     on_database_behind: str,
     met: int | None = None,
 ) -> Step:
-    """Raises Halt where going on could lose or double something.
+    """Decide what to do; raise Halt where continuing could lose or duplicate something.
 
-    The topic had as many partitions as `met` says when this consumer first came to it, if it did.
+    `met` is the number of partitions that the topic had when this consumer first read it, None if it never did.
     """
     if ledger is not None:
         same_topic(partition, ledger.topic_id, log.topic_id)
         if committed is not None and committed.epoch is not None and committed.epoch < ledger.first_epoch:
-            committed = None  # in the topic that had the name before
+            committed = None  # it belongs to an earlier topic of the same name
     elif committed is None and met is not None and partition.number >= met:
-        # All its records are new to a consumer that was there before it, wherever that one once began.
+        # The partition was added later: the consumer has to read all of it, wherever `start` made it begin elsewhere.
         return Step("partition_added", log.start, commit=log.start, create=True)
     if ledger is None:
         return _without_ledger(partition, committed, log, start, on_database_behind)
@@ -70,15 +70,17 @@ def decide(
         _within(partition, "the committed offset", committed.offset, log)
         return Step("in_step", committed.offset)
     if committed.ours and committed.offset >= ledger.first_offset:
-        # Died between the two commits. The stored outputs are all that is needed: no record is read again. Of several
-        # batches, Kafka has those below its offset.
+        # We died between the two commits. Sending the stored outputs is enough: no record is read again. Kafka has the
+        # outputs of the batches below its offset.
         _within(partition, "the ledger's position", ledger.next_offset, log)
         missing = committed.offset if ledger.unsent else None
         return Step("died_between_commits", ledger.next_offset, send_from=missing, commit=ledger.next_offset)
-    # Somebody moved the offset, or (ours, but behind what is known to be sent) Kafka lost commits: read from there.
-    # Outputs that may never have been sent go first: rather some repeated, with their old ids, than lost.
+    # An operator moved the offset, or (it is ours, but below what is known to be sent) Kafka lost commits: read from
+    # there. Outputs that may never have been sent go first: it is better to repeat some, with their old ids, than to
+    # lose some.
     _within(partition, "the committed offset", committed.offset, log)
-    # The offset stays the operator's until the ledger has followed: dying in between must not look like a crash.
+    # The offset stays the operator's until the ledger has followed: otherwise a death in between would look like one
+    # between the two commits.
     if unsent is not None and committed.sent is not None:
         unsent = max(unsent, committed.sent)
     moved = Step(
@@ -108,8 +110,8 @@ def _without_ledger(
 def _database_behind(partition: Partition, behind: int, committed: int, on_database_behind: str) -> Step:
     if on_database_behind == "halt":
         raise Halt(
-            f"{partition}: Kafka has committed offset {committed}, the database only {behind}: it has lost commits "
-            "(restored from a backup, or failed over to a stale standby?). Restore it, or set "
+            f"{partition}: Kafka has committed offset {committed}, the database only {behind}: the database has lost "
+            "commits (restored from a backup, or failed over to a stale standby?). Restore it, or set "
             "kafka.on_database_behind = 'reapply' to apply the difference again without sending its outputs twice"
         )
     return Step("reapplying", behind, silent_below=committed)
@@ -118,8 +120,8 @@ def _database_behind(partition: Partition, behind: int, committed: int, on_datab
 def same_topic(partition: Partition, known: str, now: str) -> None:
     if known != now:
         raise Halt(
-            f"{partition}: the topic was deleted and created anew (id {known}, now {now}); its offsets mean other "
-            "records. To read the new one from its beginning: `processor topic-recreated CONFIG`"
+            f"{partition}: the topic was deleted and created anew (id {known}, now {now}); its offsets now mean "
+            "other records. To read the new topic from its beginning: `processor topic-recreated CONFIG`"
         )
 
 

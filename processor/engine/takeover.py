@@ -1,8 +1,8 @@
-"""Partitions that come to us, or start over: both systems brought in step, what is stored sent, reading begun.
+"""Recovers partitions that come to us or start over: brings both systems in step, sends stored outputs, begins to read.
 
-The facts of all partitions are asked for together, but each is judged by itself: one that has no leader is left for
-another try, one where only an operator can decide is halted, and neither keeps the others waiting. recovery.py decides,
-and it is carried out here in five steps; until they are done, nobody reads the partition.
+The facts of all partitions are fetched together, but each partition is decided on its own: one without a leader is left
+for another try, one where only an operator can decide is halted, and the others wait for neither. recovery.py decides,
+and the five steps here carry that out; the partition is not read before they are done.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from processor.postgres.slots import Slot
     from processor.settings.schema import Settings
 
-# Each try sends less in one transaction, but not for ever: there may be other reasons why it does not go through.
+# How often a retry halves what one transaction sends. Bounded, because something else than the size may be the reason.
 HALVED = 6
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the recovery of some partitions is: what is known, what is to be done, and what has to come again."""
+    """The state of one recovery: the known facts, the decided steps, and the partitions left for another try."""
 
     committed: Mapping[Partition, CommittedOffset | None]
     rows: Mapping[Partition, LedgerRow] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class Progress:
     left: dict[OwnedPartition, str] = field(default_factory=dict)
 
     def leave(self, partition: OwnedPartition, reason: str) -> None:
-        """It has to come again."""
+        """Leave a partition for another try."""
         self.steps.pop(partition, None)
         self.left[partition] = reason
 
     def stored(self, partition: OwnedPartition) -> Sequence[bytes]:
-        """The outputs that Kafka is not known to have, batch by batch."""
+        """Return the outputs that Kafka is not known to have, batch by batch."""
         row = self.rows.get(partition.partition)
         return row.unsent if row else ()
 
@@ -97,11 +97,11 @@ class Takeover:
         self._emit = emit
 
     async def recover(self, partitions: Sequence[OwnedPartition], tries: int) -> dict[OwnedPartition, str]:
-        """Begin to read these, or halt them; gives those that have to come again, and why.
+        """Begin to read these, or halt them; return those that need another try, and why.
 
-        The more `tries`, the less is sent in one transaction: it may have been too much for its time-out.
+        The more `tries`, the less one transaction sends: it may have been too much for its time-out.
         """
-        # Ends what a dead producer of our slot has left open: until then nothing that Kafka says is final.
+        # Ends the transaction that a dead producer of our slot left open: until then no committed offset is final.
         await self._producer.open()
         names = [partition.partition for partition in partitions]
         committed, unknown = await asyncio.to_thread(self._cluster.committed, names)
@@ -119,9 +119,9 @@ class Takeover:
         return progress.left
 
     async def _prove_membership(self, partitions: Sequence[OwnedPartition], progress: Progress) -> None:
-        """Commit the same offsets once more, unchanged: the broker refuses it unless the group counts us in.
+        """Commit the same offsets again, unchanged: the broker refuses unless we are a member of the group.
 
-        A process that slept through its own eviction ends here, before it could shut out the rightful owner.
+        A process that was frozen while the group evicted it fails here, before it could shut out the rightful owner.
         """
         found = [(one.partition, at) for one in partitions if (at := progress.committed[one.partition]) is not None]
         offsets = [Offset(partition, at.offset, at.metadata) for partition, at in found]
@@ -129,7 +129,7 @@ class Takeover:
             await self._producer.publish((), offsets, still_owned(partitions))
 
     async def _raise_epochs(self, partitions: Sequence[OwnedPartition], progress: Progress) -> None:
-        """From here on a predecessor can commit nothing to Postgres, as it could nothing to Kafka since we came."""
+        """Raise the epochs: from here on a predecessor cannot commit to Postgres. The group shuts it out of Kafka."""
         frozen_after = self._settings.database.idle_in_transaction_timeout_ms / 1000
         committed = {one.partition: progress.committed[one.partition] for one in partitions}
         newest = {partition: (at.epoch or 0) if at else 0 for partition, at in committed.items()}
@@ -140,7 +140,7 @@ class Takeover:
             progress.rows = await self._ledger.raise_epochs(connection, newest, self._slot.number, alive)
 
     async def _decide(self, partitions: Sequence[OwnedPartition], progress: Progress) -> None:
-        """What is to be done for each partition; and know what the ledger and the inbox know of it."""
+        """Decide the step of each partition, and load what ledger and inbox know about it."""
         names = [partition.partition for partition in partitions]
         progress.logs, unknown = await asyncio.to_thread(self._cluster.logs, names)
         for partition in partitions:
@@ -173,7 +173,7 @@ class Takeover:
             self._pauses.halt(partition, str(halt).removeprefix(f"{name}: "))
 
     async def _adopt(self, connection: Connection, partition: OwnedPartition, progress: Progress) -> None:
-        """Know the partition as its row has it; the first owner makes the row."""
+        """Take epoch, id and crash history from the partition's row; the first owner makes the row."""
         name, step = partition.partition, progress.steps[partition]
         row, at, log = progress.rows.get(name), progress.committed[name], progress.logs[name]
         partition.epoch = row.epoch if row else ((at and at.epoch) or 0) + 1
@@ -183,16 +183,16 @@ class Takeover:
                 connection, name, partition.epoch, self._slot.number, log, step.start
             )
         if partition_id is None:
-            progress.leave(partition, f"{name}: another instance was faster")
+            progress.leave(partition, f"{name}: another instance has made its ledger row first")
             return
         partition.partition_id, partition.topic_id = partition_id, log.topic_id
         if row is not None and not partition.recovered:
             self._crashes.taken_over(partition, row, step.start)
 
     async def _send_stored(self, progress: Progress, tries: int) -> None:
-        """Send stored outputs and move the committed offsets to where the ledger stands, in bounded portions.
+        """Send stored outputs and move the committed offsets to the ledger's positions, in bounded portions.
 
-        An offset goes as far as what is sent with it: dying in between looks like dying between the commits.
+        Each offset moves as far as the outputs sent with it: a death in between looks like one between the commits.
         """
         limit = self._settings.batch.max_bytes >> min(tries, HALVED)
         pieces = (
@@ -209,9 +209,10 @@ class Takeover:
             self._emit(StoredOutputsSent(sent))
 
     async def _settle(self, progress: Progress) -> None:
-        """Let the ledger follow: Kafka has what was stored, and an operator may have moved the offset.
+        """Delete the stored outputs, which Kafka now has, and move the ledger to offsets that an operator has set.
 
-        That one becomes ours before anything is done from there: a crash must not look as if it had been moved again.
+        Such an offset becomes ours before any work starts from it: otherwise a crash would look as if an operator had
+        moved it again.
         """
         if not progress.steps:
             return
@@ -247,13 +248,13 @@ class Takeover:
                 self._partitions.begin(partition, step.start)
             self._emit(PartitionReady(str(partition.partition), step.event, step.start))
 
-    # --- what the ledger kept for Kafka ---
+    # --- stored outputs ---
 
     async def _send(self, portion: Sequence[Piece], progress: Progress) -> int:
-        """Gives how many outputs were sent. Partitions for which it did not go through come again, or are halted.
+        """Send a portion; return how many outputs were sent. Partitions that fail need another try, or are halted.
 
-        What went wrong may have been committed all the same: only Kafka's offset says, at the next try. Each partition
-        is then sent by itself, so that it is known which one is at fault.
+        A failed transaction may have been committed all the same: the next try learns that from Kafka's offset. It
+        sends each partition by itself, which shows the one at fault.
         """
         portion = [piece for piece in portion if piece.partition in progress.steps]
         if not portion:
@@ -277,7 +278,8 @@ class Takeover:
         if step.send_from is not None:
             for blob in blobs:
                 kept = stored.unpack(blob, self._key_of)
-                missing.extend(kept.only([at for at, offset in enumerate(kept.offsets) if offset >= step.send_from]))
+                unsent = [index for index, offset in enumerate(kept.offsets) if offset >= step.send_from]
+                missing.extend(kept.only(unsent))
         for outputs, below, size in split(missing, limit):
             if not step.follow:
                 end = step.commit if below is None else below

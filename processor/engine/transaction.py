@@ -1,4 +1,4 @@
-"""The one Postgres transaction of a batch: inbox rows, handlers' rows, positions and outputs, all of them or none.
+"""The one Postgres transaction of a batch: inbox rows, handlers' rows, positions and outputs, all or none.
 
 Every BEGIN, COMMIT and ROLLBACK of a batch is here.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from processor.postgres.ledger import Advance, Ledger, Sent
     from processor.settings.schema import Settings
 
-# A message that is busy elsewhere is not asked about sooner than this, however soon its lease runs out.
+# The shortest wait for a message that is busy elsewhere, however soon its lease expires.
 SHORTEST_WAIT_SECONDS = 0.2
 
 
@@ -52,7 +52,7 @@ class Transactions:
 
     @asynccontextmanager
     async def open(self, batch: Batch) -> AsyncIterator[Transaction]:
-        """A transaction that is rolled back unless it is committed."""
+        """Open a transaction that is rolled back unless it is committed."""
         async with self.session.use() as connection:
             transaction = Transaction(self, connection, batch)
             try:
@@ -109,13 +109,13 @@ class Transaction:
         await gate.wait_for_turn(self._connection, gate.begin_sql(anew=anew))
 
     async def keep(self, undone: Sequence[Record], results: Sequence[tuple[Record, str]]) -> None:
-        """Keep failed and parked records as they came, and what handlers returned."""
+        """Keep failed and parked records as they came, and the results of handlers."""
         failpoints.reach("after_handlers")
         await self._of.inbox.keep(self._connection, undone, park=self._of.parking.parks)
         await self._of.inbox.keep_results(self._connection, results)
 
     async def advance(self, shares: Sequence[Advance], sent: Sequence[Sent]) -> None:
-        """Move the ledger to the end of the batch, and store its outputs. Fenced if another instance is the owner."""
+        """Move the ledger to the end of the batch and store its outputs; raise Fenced if another instance owns one."""
         failpoints.reach("before_ledger")
         ours = await self._of.ledger.advance(self._connection, shares, sent)
         others = [str(share.partition) for share in shares if share.partition not in ours]
@@ -124,22 +124,22 @@ class Transaction:
         failpoints.reach("after_ledger")
 
     async def commit(self) -> None:
-        """A lost answer leaves the connection broken: then the ledger says what became of it."""
+        """Commit. If the answer is lost, so is the connection, and recovery reads the outcome from the ledger."""
         failpoints.reach("before_postgres_commit")
         self._open = False
-        # Postgres answers the COMMIT of a transaction that has failed with ROLLBACK, and with no error.
+        # Postgres answers the COMMIT of a failed transaction with ROLLBACK and without an error.
         if await self._connection.execute("COMMIT") != "COMMIT":
             raise BatchAborted("Postgres rolled the batch back")
         failpoints.reach("after_postgres_commit")
         self._of.gate.committed()
 
     async def close(self) -> None:
-        """Roll back unless it is committed."""
+        """Roll back unless it was committed."""
         if not self._open:
             return
         self._open = False
         try:
             await self._connection.execute("ROLLBACK")
-        except Exception as error:  # the connection is of no use; Postgres rolls back by itself
+        except Exception as error:  # the connection is unusable; Postgres rolls back by itself
             self._of.emit(RollbackFailed(str(error)))
             self._connection.terminate()

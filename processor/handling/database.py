@@ -1,8 +1,8 @@
-"""What a handler sees of the open transaction: statements, and writes that are queued and flushed together.
+"""A handler's view of the open transaction: statements, and writes that are queued and flushed together.
 
-There is one transaction, it is the engine's, and it ends only with the batch. A handler cannot
-end it: transaction commands are refused, and since every statement is prepared, Postgres itself
-refuses several in one text. After the batch the object is closed for good.
+The one transaction is the engine's, and it ends only with the batch. A handler cannot end it:
+transaction commands are refused, and since every statement is prepared, Postgres itself refuses
+several statements in one text. After the batch the object is closed for good.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 
 class Database:
-    """The handler's door to Postgres, inside the transaction that also records the message as done."""
+    """A handler's access to Postgres, inside the transaction that also records the message as done."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._arguments = queue.statements.arrays.arguments
         self._key: object = None
         self._owner: int | None = None
-        self._newest = 0  # the number of the newest group that something was queued to for this key
+        self._newest = 0  # the number of the newest group with a write of the current key
 
     async def execute(self, sql: str, *args: Any) -> str:
-        """Run a statement now; gives Postgres' command tag, such as `UPDATE 1`."""
+        """Run a statement now; return Postgres' command tag, such as `UPDATE 1`."""
         async with self._ready(sql) as statement:
             await statement.fetch(*self._arguments(statement, args))
             return statement.get_statusmsg() or ""
@@ -53,15 +53,15 @@ class Database:
     def write(self, sql: str, *args: Any) -> Queued:
         """Queue a statement whose answer is not needed; it runs before the next read, or at the end.
 
-        Queued statements with the same SQL run together. Those of messages with the same key keep
-        their order whatever their SQL; between different keys only the order of equal SQL is kept.
+        Queued statements with the same SQL run together. Statements of messages with the same key
+        keep their order; between different keys only statements with equal SQL keep theirs.
         """
         return self._put(self._queue.written, sql, _Each, sql, None, args)
 
     def collect(self, sql: str, *args: Any) -> Queued:
-        """Queue the arguments of a statement that takes arrays, and is run once for all messages of the batch.
+        """Queue the arguments of a statement that takes arrays and runs once for all messages of the batch.
 
-        Each argument becomes an element of the array in its place, so `$1` is the array of all first arguments:
+        Each argument becomes an element of the array at its position, so `$1` is the array of all first arguments:
         `db.collect("INSERT INTO t SELECT * FROM unnest($1::text[], $2::integer[])", name, number)`.
         Ordered like `write`.
         """
@@ -70,7 +70,7 @@ class Database:
         return self._put(self._queue.collected, sql, _Arrays, sql, len(args), args)
 
     def insert(self, table: str, **columns: Any) -> Queued:
-        """Queue a row; all rows for the same columns of a table are sent in one COPY. Ordered like `write`."""
+        """Queue a row; one COPY sends all rows for the same columns of a table. Ordered like `write`."""
         if not columns:
             raise TypeError(f"insert({table!r}) names no columns; write insert({table!r}, column=value)")
         names = tuple(columns)
@@ -79,7 +79,7 @@ class Database:
     def _put(
         self, groups: dict[T, _Group], name: T, kind: type[_Group], what: str, form: Any, row: tuple[Any, ...]
     ) -> Queued:
-        """Add to the newest group of that name, unless that would overtake something queued for the same key."""
+        """Add a row to the newest group of that name, unless it would overtake another write of the same key."""
         group = groups.get(name)
         if group is None or group.number < self._newest or group.form != form:
             group = groups[name] = self._queue.new_group(kind, what, form)
@@ -92,13 +92,13 @@ class Database:
 
     @property
     def owner(self) -> int | None:
-        """The place in the batch of the message that is served."""
+        """The index in the batch of the message that is being served."""
         return self._owner
 
     def serve(self, key: object, owner: int | None = None) -> None:
-        """What follows is done for a message with this key; `owner` is its place in the batch.
+        """Set the key of the message for which the next calls are made; `owner` is its index in the batch.
 
-        None in the end: what was queued for the last key is known to whoever serves it next.
+        Call it with None at the end: the next lane that serves the last key then keeps the order of its writes.
         """
         newest_of_key = self._queue.newest_of_key
         if self._newest:
@@ -108,7 +108,7 @@ class Database:
         self._owner = owner
 
     async def stay_awake(self) -> None:
-        """Postgres ends transactions that are idle for too long: let it hear of us where handlers do not."""
+        """Send a statement: Postgres ends transactions that are idle for too long, and handlers may send none."""
         await self.fetchval("SELECT 1")
 
     def _ready(self, sql: str) -> _Turn:
@@ -116,7 +116,7 @@ class Database:
         return _Turn(self, self._queue, sql)
 
     async def prepare(self, sql: str) -> Statement:
-        """For a statement whose turn has come: what was queued before it goes first."""
+        """Prepare a statement that holds the lock; queued writes are sent before it."""
         await self._queue.flush()
         self._queue.reach(self._owner)
         self._queue.note_sent()
@@ -124,7 +124,7 @@ class Database:
 
 
 class _Turn:
-    """One statement at a time on the one connection. A class, because a generator would make each call dearer."""
+    """Lets one statement at a time use the one connection. A class, because a generator would make each call slower."""
 
     def __init__(self, database: Database, queue: Queue, sql: str) -> None:
         self._database = database
@@ -147,10 +147,10 @@ class _Turn:
 
 
 class Awake:
-    """Lets Postgres hear of a transaction while its handlers wait for something else: it ends those that are idle.
+    """Keeps a transaction from being idle while its handlers wait for something else: Postgres would end it.
 
-    Without it, a handler that takes longer than `idle_in_transaction_timeout_ms`, but not too long, would lose its
-    transaction at every try, and be tried for ever.
+    Without it, a handler that takes longer than `idle_in_transaction_timeout_ms`, but stays within its time-out, would
+    lose its transaction at every try, and be tried for ever.
     """
 
     def __init__(self, queue: Queue, seconds: float) -> None:
@@ -166,7 +166,7 @@ class Awake:
         self._timer.cancel()
         if self._speaking is not None:
             if isinstance(error, asyncio.CancelledError):
-                self._speaking.cancel()  # as the handlers' own statements are; the connection is given up
+                self._speaking.cancel()  # like the handlers' own statements; the connection is dropped
             await asyncio.wait([self._speaking])
 
     def _look(self) -> None:
@@ -178,5 +178,5 @@ class Awake:
     async def _speak(self) -> None:
         async with self._queue.one_at_a_time:
             self._queue.note_sent()
-            with suppress(Exception):  # whoever speaks next hears of it
+            with suppress(Exception):  # the next statement raises it
                 await self._queue.statements.connection.execute("SELECT 1")

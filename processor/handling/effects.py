@@ -1,9 +1,9 @@
-"""Handlers that act on the world outside: a payment gateway, an e-mail.
+"""Handlers that act outside the database: call a payment gateway, send an e-mail.
 
-No transaction can take such an act back, so it is done in three steps. First the intent is committed: the
-inbox row says `processing`, with a lease. Then the handler is called, outside any transaction; the message's id is
-the idempotency key that lets the other side recognise a repetition. What it wants to write is put down here, and
-applied in the transaction that completes the message. Whoever dies in between leaves a lease that runs out.
+No transaction can undo such an act, so it takes three steps. First the intent is committed: the inbox row becomes
+`processing`, with a lease. Then the handler is called, outside any transaction; the message's id is the idempotency
+key by which the other side recognises a repetition. Its writes are recorded here, and applied in the transaction that
+completes the message. A process that dies in between leaves a lease that expires.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 class Effect:
-    """What a handler did: what it returned, and what it wants to be written."""
+    """The outcome of a handler that acted: what it returned, and the writes that it asked for."""
 
     def __init__(self) -> None:
         self.value: Any = None
         self._writes: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def put_down(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def record(self, method: str, *args: Any, **kwargs: Any) -> None:
         self._writes.append((method, args, kwargs))
 
     def apply(self, database: Database) -> Any:
-        """Queue the writes in the transaction that completes the message; gives what the handler returned."""
+        """Queue the writes in the transaction that completes the message; return what the handler returned."""
         for method, args, kwargs in self._writes:
             getattr(database, method)(*args, **kwargs)
         return self.value
 
 
 class EffectDatabase:
-    """What such a handler is given as its Database: it can queue writes, and there is nothing to read from."""
+    """The Database of such a handler: it can queue writes, but not read, because no transaction is open."""
 
     def __init__(self, effect: Effect) -> None:
         self._effect = effect
@@ -56,5 +56,5 @@ class EffectDatabase:
     fetch = fetchrow = fetchval = execute
 
     def _put(self, method: str, *args: Any, **kwargs: Any) -> Queued:
-        self._effect.put_down(method, *args, **kwargs)
+        self._effect.record(method, *args, **kwargs)
         return QUEUED

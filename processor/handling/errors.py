@@ -1,4 +1,4 @@
-"""What the run of a batch's handlers may end with besides a result."""
+"""Errors that a run of a batch's handlers may end with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from processor.errors import text_of
 
 
 class HandlerError(Exception):
-    """Something came out of a handler, or out of a write that it queued; `index` is the message to blame, if known."""
+    """A handler, or a write that it queued, raised an error; `index` is the message at fault, if known."""
 
     def __init__(self, error: Exception, index: int | None = None) -> None:
         super().__init__(text_of(error))
@@ -15,4 +15,4 @@ class HandlerError(Exception):
 
 
 class NotYet(Exception):
-    """A message cannot be handled in this run, and nobody is to blame: the same once more, after a moment."""
+    """A message cannot be handled in this run, and no message is at fault: the batch is run again after a moment."""

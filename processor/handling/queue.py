@@ -1,4 +1,4 @@
-"""Writes that handlers queue: grouped, sent together, and found out which one Postgres refuses."""
+"""Writes that handlers queue: they are grouped and sent together, and a refused one is traced to its message."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TRANSACTION_COMMAND = re.compile(
 )
 
 
-# What may have to be taken back is sent in pieces: the fewer rows, the less is sent again; the fewer pieces, the better
-# for Postgres, which is slow with more than 64 savepoints in a transaction.
+# Writes that may have to be undone are sent in pieces. Small pieces mean that less is sent again; few pieces keep
+# Postgres fast, which is slow with more than 64 savepoints in a transaction.
 CAREFUL_ROWS = 64
 
 
@@ -35,7 +35,7 @@ class TransactionCommandError(Exception):
 
 
 class QueuedWriteFailed(Exception):
-    """A queued write failed; the message being served when it ran need not be the one that queued it."""
+    """A queued write failed; the message being served when it ran may not be the one that queued it."""
 
     def __init__(self, text: str, what: str) -> None:
         super().__init__(text)
@@ -59,10 +59,10 @@ def _is_transaction_command(sql: str) -> bool:
 
 
 class _Group:
-    """Queued calls that are sent together, each with the message it is for. Rows that were withdrawn are None."""
+    """Queued calls that are sent together, each with the message that it is for. Withdrawn rows are None."""
 
     def __init__(self, number: int, what: str, form: Any) -> None:
-        self.number = number  # in the order in which they are sent
+        self.number = number  # its place in the order of sending
         self.what = what
         self.form = form
         self.rows: list[tuple[Any, ...] | None] = []
@@ -73,7 +73,7 @@ class _Group:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """A description for people."""
         return self.what
 
     def failure(self, error: Exception) -> QueuedWriteFailed:
@@ -103,7 +103,7 @@ class _Arrays(_Group):
 
 
 class _Copy(_Group):
-    """`insert`: COPY, which is what Postgres takes rows by fastest. What is a table, its form the columns."""
+    """`insert`: the fastest way into Postgres, COPY. `what` is the table, `form` the columns."""
 
     async def send(self, statements: Statements, rows: list[tuple[Any, ...]]) -> None:
         schema, _, table = self.what.rpartition(".")
@@ -116,15 +116,15 @@ class _Copy(_Group):
         return f"insert into {self.what}"
 
 
-# Told of a message whose write Postgres refuses; raises if the batch cannot go on without the message.
+# Called for a message whose write Postgres refuses; raises if the batch cannot go on without the message.
 Refused = Callable[[int, QueuedWriteFailed], None]
 
 
 class Queue:
-    """What was queued in the open transaction and not yet sent; shared by all that serve messages in it.
+    """Writes that were queued in the open transaction and not yet sent; all lanes of the run share it.
 
-    With some statements it is careful: what is sent of these can be taken back by itself, so that it can be sent in
-    halves until it is known whose write it is that Postgres refuses.
+    It sends `careful` statements behind savepoints: a refused piece can be undone by itself and sent again in halves
+    until the message whose write Postgres refuses is known.
     """
 
     def __init__(self, statements: Statements, refused: Refused, careful: Collection[str] = ()) -> None:
@@ -133,21 +133,21 @@ class Queue:
         self.last_sent = time.monotonic()
         self._refused = refused
         self._careful = careful
-        self._reached: set[int | None] = set()  # messages of which Postgres has seen something
-        self._on_trial: Sequence[int | None] = ()  # those of which it is seeing something that may be taken back
+        self._reached: set[int | None] = set()  # messages with statements that Postgres has run for good
+        self._on_trial: Sequence[int | None] = ()  # messages with writes being sent that may still be undone
         self._open = True
         self._failed: Exception | None = None
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
         self._last_number = 0
-        # Of each statement, or table and columns, the newest group. There is none of what has not been checked.
+        # The newest group of each statement, or of each table and its columns. Only checked statements have a group.
         self.written: dict[str, _Group] = {}
         self.collected: dict[str, _Group] = {}
         self.inserted: dict[tuple[str, tuple[str, ...]], _Group] = {}
-        self.newest_of_key: dict[object, int] = {}  # the number of the newest group that something was queued to
+        self.newest_of_key: dict[object, int] = {}  # the number of the newest group with a write of each key
 
     def new_group(self, kind: type[_Group], what: str, form: Any) -> _Group:
-        """One that is sent after all others."""
+        """Add a group that is sent after all others."""
         self.check(what if kind is not _Copy else "")
         self._last_number += 1
         group = kind(self._last_number, what, form)
@@ -155,27 +155,27 @@ class Queue:
         return group
 
     def keep_order(self) -> None:
-        """What is queued from now on is sent after all that is queued already, whatever its key."""
+        """Send later writes after all that are queued already, whatever their key."""
         self.written.clear()
         self.collected.clear()
         self.inserted.clear()
 
     def raise_failure(self) -> None:
-        """A queued write that failed is gone, so this transaction must fail, whatever a handler made of the error."""
+        """Raise the failure of a queued write: the write is lost, so the transaction must fail even if it is caught."""
         if self._failed is not None:
             raise self._failed
 
     def reach(self, owner: int | None) -> None:
-        """Postgres is going to see something of this message."""
+        """Note that Postgres is about to run a statement of this message: its writes cannot be withdrawn any more."""
         self._reached.add(owner)
 
     def withdraw(self, owner: int) -> bool:
-        """Undo what is queued for a message; False if Postgres has seen some of it."""
+        """Drop the queued writes of a message; return False if Postgres has run some of its statements."""
         if owner in self._reached or owner in self._on_trial:
             return False
         for group in (*self._sending, *self._groups):
-            for index, one in enumerate(group.owners):
-                if one == owner:
+            for index, row_owner in enumerate(group.owners):
+                if row_owner == owner:
                     group.rows[index] = None
         return True
 
@@ -200,13 +200,13 @@ class Queue:
             except Exception as error:
                 self._failed = group.failure(error)
                 raise self._failed from error
-            except BaseException:  # cut off: what became of it is not known, and the rest was not sent
+            except BaseException:  # cancelled: its outcome is unknown, and the rest was not sent
                 self._failed = group.failure(RuntimeError("was cut off"))
                 raise
         self._sending = []
 
     async def _send_in_pieces(self, group: _Group) -> None:
-        """Send what is not withdrawn so that whatever is refused can be taken back by itself."""
+        """Send the rows that are not withdrawn so that a refused one can be undone by itself."""
         size = max(CAREFUL_ROWS, len(group.rows) // CAREFUL_PIECES)
         await self.statements.connection.execute("SAVEPOINT queued")
         for start in range(0, len(group.rows), size):
@@ -214,9 +214,9 @@ class Queue:
         await self.statements.connection.execute("RELEASE SAVEPOINT queued")
 
     async def _send_carefully(self, group: _Group, among: Sequence[int], *, suspect: bool = False) -> bool:
-        """Send the rows in these places behind the savepoint; those that are refused, and nobody else's, stay out.
+        """Send the rows at these indexes behind the savepoint; only rows that Postgres refuses are left out.
 
-        Gives whether any was. Of `suspect` ones it is known that one will be.
+        Returns whether any was refused. If `suspect`, one of the rows is known to be refused.
         """
         where = [index for index in among if group.rows[index] is not None]
         rows = [row for row in map(group.rows.__getitem__, where) if row is not None]
@@ -246,7 +246,7 @@ class Queue:
                 return False
         middle = len(where) // 2
         first_refused = await self._send_carefully(group, where[:middle])
-        # Who was refused took everything of its own with it: some of these may be gone by now.
+        # A refused message had all its writes withdrawn: some of these rows may be gone by now.
         others = await self._send_carefully(group, where[middle:], suspect=not first_refused)
         return first_refused or others
 
@@ -262,4 +262,4 @@ class Queue:
     def close(self) -> None:
         self._open = False
         self.keep_order()
-        del self._refused  # refers to who has us: together they would keep the batch until garbage is collected
+        del self._refused  # it refers to our owner: the cycle would keep the batch in memory until garbage collection

@@ -1,4 +1,4 @@
-"""Finds the handler of a message type, knows what it wants to be given, and makes sense of what it returns.
+"""Finds the handler of a message type, reads from its signature what it takes, and checks what it returns.
 
 A handler is `async def f(message: Message[T], db: Database)` or, in batch form,
 `async def f(messages: list[Message[T]], db: Database)`, or with `Messages[T]` for its columns.
@@ -36,29 +36,30 @@ Handler = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """A type of messages, and the handler that they go to."""
+    """A type of messages, and its handler."""
 
     type: MessageType
     handler: Handler
     takes_batch: bool
-    by_column: bool  # a batch as Messages
+    by_column: bool  # it takes a batch as Messages
     timeout_seconds: float
 
     @property
     def name(self) -> str:
-        """The handler's, for people."""
+        """The handler's name, for people."""
         return self.type.handler
 
 
 class Given(NamedTuple):
-    """What a batch handler gave: outputs, each with the message it answers and its place among that one's, and results.
+    """What a batch handler returned: outputs with the messages that they answer, and results.
 
-    Messages are told by their places in the batch.
+    `where` has the index in the batch of the message that each output answers, `places` the output's place among
+    those of the same message.
     """
 
     outputs: Sequence[Output] = ()
     where: Sequence[int] = ()
-    places: list[int] = []  # noqa: RUF012 - never changed
+    places: list[int] = []  # noqa: RUF012 - is never changed
     results: Sequence[tuple[int, Any]] = ()
 
 
@@ -96,7 +97,7 @@ def load(settings: Settings) -> Routes:
 
 
 def given_for_one(handler: str, value: Any) -> tuple[Sequence[Output], Any]:
-    """Outputs and result. A handler may return nothing, an Output, a list of them, or a Result."""
+    """Return outputs and result. A handler may return nothing, an Output, a list of them, or a Result."""
     if value is None:
         return (), None
     if isinstance(value, Output):
@@ -134,13 +135,13 @@ def _a(value: Any) -> str:
 
 
 def given_for_batch(handler: str, messages: Sequence[Message[Any]], value: Any) -> Given:
-    """What a batch handler gave, put in the order of the messages that it names as causes."""
+    """Return what a batch handler gave, in the order of the messages that it names as causes."""
     if value is None:
         return Given()
     if not isinstance(value, list | tuple):
         value = [value]
     one_for_each = len(value) == len(messages) and set(map(type, value)) == {Output}
-    if one_for_each and all(map(is_, map(_cause, value), messages)):  # as usual, and in order
+    if one_for_each and all(map(is_, map(_cause, value), messages)):  # the usual case: in order
         return Given(value, range(len(messages)), [0] * len(messages))
     index_of = {id(message): index for index, message in enumerate(messages)}
     outputs: list[tuple[int, Output]] = []
@@ -170,7 +171,7 @@ def given_for_batch(handler: str, messages: Sequence[Message[Any]], value: Any) 
 
 
 def places(where: Sequence[int]) -> list[int]:
-    """The place of each output among those of its message; they stand together."""
+    """Return the place of each output among those of its message; equal indexes have to be neighbours."""
     if len(set(where)) == len(where):
         return [0] * len(where)
     return [place for _, run in groupby(where) for place, _ in enumerate(run)]
@@ -180,7 +181,7 @@ _cause = attrgetter("cause")
 
 
 def _signature(function: Handler) -> tuple[bool, bool, Any]:
-    """Whether it takes a batch, and that as Messages, and the annotation T of Message[T]."""
+    """Return whether it takes a batch, whether it takes that as Messages, and the T of Message[T]."""
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{_label(function)} is not an `async def` function")
     parameters = list(inspect.signature(function).parameters.values())
@@ -272,14 +273,14 @@ def _present_value_readers(annotation: Any) -> tuple[ReadOne, ReadMany]:
             if not columns.may_lose_digits():
                 return list(map(adapter.validate_json, columns.values))
             return list(map(validate, columns.values))
-        except Exception:  # of a validator of the handler's own too; `validated` will tell which value it was
+        except Exception:  # a handler's own validator may raise anything; `validated` finds the value at fault
             return None
 
     return validated, validated_many
 
 
 def _known_to_pydantic(annotation: Any) -> Any:
-    """Before Python 3.12, pydantic takes a TypedDict only as typing_extensions makes it."""
+    """Return the annotation with TypedDicts of typing_extensions: before Python 3.12, pydantic takes no others."""
     if sys.version_info >= (3, 12):
         return annotation
     if typing.is_typeddict(annotation):

@@ -1,4 +1,4 @@
-"""What the handlers of a batch gave: outputs encoded and packed by partition, and results as JSON."""
+"""What the handlers of a batch returned: outputs, encoded and packed by partition, and results as JSON."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from processor.messages.record import Record
     from processor.settings.schema import Settings
 
-# What Kafka adds to a record at most, besides key, value and headers.
+# The most bytes that Kafka adds to a record besides key, value and headers.
 OUTPUT_OVERHEAD = 512
 DEFAULT_MESSAGE_MAX_BYTES = 1_000_000
-# More than the headers take of any output that has none of its own.
+# More bytes than the headers of any output without headers of its own.
 STANDARD_HEADERS = 8_192
 
 
@@ -33,7 +33,7 @@ STANDARD_HEADERS = 8_192
 class BatchResult:
     outgoing: dict[Partition, EncodedOutputs] = field(default_factory=dict)
     results: list[tuple[Record, str]] = field(default_factory=list)  # as JSON
-    refused: set[str] = field(default_factory=set)  # statements of which Postgres has refused a write
+    refused: set[str] = field(default_factory=set)  # statements with a write that Postgres has refused
     _packed: dict[Partition, tuple[EncodedOutputs, bytes | None]] = field(default_factory=dict)
 
     @property
@@ -41,7 +41,7 @@ class BatchResult:
         return {topic for encoded in self.outgoing.values() for topic in set(encoded.topics)}
 
     def sent_to(self, topics: Collection[str]) -> dict[tuple[Partition, int], str]:
-        """Who sends to these: partition and offset of the records that are answered there."""
+        """Return partition and offset of the records with outputs to these topics, and one such topic for each."""
         return {
             (partition, offset): topic
             for partition, encoded in self.outgoing.items()
@@ -57,18 +57,18 @@ class BatchResult:
             self.outgoing[partition] = encoded
 
     def sort(self, partition: Partition) -> None:
-        """Put the outputs of a partition in the order of their causes, after some were added out of turn."""
+        """Put the outputs of a partition in the order of their causes, after some were added out of order."""
         if partition in self.outgoing:
             self.outgoing[partition] = self.outgoing[partition].sorted()
 
     def leave_out(self, records: Iterable[Record]) -> None:
-        """What these gave does not count."""
+        """Remove the outputs and results of these records."""
         left_out: dict[Partition, set[int]] = {}
         for record in records:
             left_out.setdefault(record.partition, set()).add(record.message.offset)
         for partition, offsets in left_out.items():
             if (encoded := self.outgoing.get(partition)) is not None:
-                kept = [at for at, offset in enumerate(encoded.offsets) if offset not in offsets]
+                kept = [index for index, offset in enumerate(encoded.offsets) if offset not in offsets]
                 self.outgoing[partition] = encoded.only(kept)
         self.results = [
             (record, result)
@@ -77,21 +77,21 @@ class BatchResult:
         ]
 
     def pack(self) -> None:
-        """Make the stored form of the outputs now; it is made again for those that change later."""
+        """Make the stored form of the outputs now; `packed` makes it again for those that change later."""
         for partition, encoded in self.outgoing.items():
             self._packed[partition] = encoded, stored.pack(encoded)
 
     def packed(self, partition: Partition) -> bytes | None:
-        """What is stored of a partition's outputs; None if there are none."""
+        """Return the stored form of a partition's outputs, or None if there are none."""
         encoded = self.outgoing.get(partition)
         if encoded is None:
             return None
-        of, blob = self._packed.get(partition, (None, None))
-        return blob if of is encoded else stored.pack(encoded)
+        packed, blob = self._packed.get(partition, (None, None))
+        return blob if packed is encoded else stored.pack(encoded)
 
 
 class Gatherer:
-    """Takes what handlers give, and encodes it when told to: many outputs in one go are cheaper than one at a time."""
+    """Collects what handlers return, and encodes it on request: many outputs at once are cheaper than one at a time."""
 
     def __init__(
         self,
@@ -101,35 +101,36 @@ class Gatherer:
         fail: Callable[[int, Exception], None],
     ) -> None:
         self.result = BatchResult()
-        self.outputs: list[Output] = []  # of handlers of one message
-        self.answered: list[int] = []  # which message each of those answers
+        self.outputs: list[Output] = []  # from handlers of one message
+        self.answered: list[int] = []  # the index of the message that each of those answers
         self._batch = batch
         self._stretches = batch.stretches()
         self._silent_below = silent_below
         self._max_output = max_output
-        self._fail = fail  # a message whose outputs cannot be encoded
-        self._given: list[tuple[Route, Sequence[int], Any, Any]] = []  # by batch handlers, for which messages
+        self._fail = fail  # called for a message whose outputs cannot be encoded
+        # What batch handlers returned: route, the messages' indexes, the handler's argument, and its value.
+        self._given: list[tuple[Route, Sequence[int], Any, Any]] = []
         self._causes: Causes | None = None
 
     def take(self, route: Route, indices: Sequence[int], argument: Any, value: Any) -> None:
-        """What a batch handler gave for these messages."""
+        """Keep what a batch handler returned for these messages."""
         self._given.append((route, indices, argument, value))
 
     def take_one(self, route: Route, index: int, value: Any) -> None:
-        """What the handler of one message gave besides a single output."""
+        """Keep what the handler of one message returned, if it is not a single Output."""
         given, result = registry.given_for_one(route.name, value)
         self._keep_results([(index, result)] if result is not None else ())
         self.outputs += given
         self.answered += [index] * len(given)
 
     def sort(self) -> None:
-        """Put what lanes gave in the order of the messages; several outputs of one message stay as they are."""
+        """Put the outputs of several lanes in the order of the messages; outputs of one message keep their order."""
         order = sorted(range(len(self.answered)), key=self.answered.__getitem__)
-        self.outputs = [self.outputs[at] for at in order]
+        self.outputs = [self.outputs[index] for index in order]
         self.answered.sort()
 
     def encode(self) -> None:
-        """Encode what was given since the last time."""
+        """Encode what was collected since the last call."""
         given, self._given = self._given, []
         for route, indices, argument, value in given:
             self._encode_batch(route, indices, argument, value)
@@ -151,7 +152,7 @@ class Gatherer:
         self._add(where, self._encoded(given.outputs, where, given.places))
 
     def _encode_single(self) -> None:
-        """All together, or one by one where a message's outputs cannot be encoded: that one has failed."""
+        """Encode the outputs together, or message by message if some cannot be encoded: those messages fail."""
         given, where = self.outputs, self.answered
         self.outputs, self.answered = [], []
         places = registry.places(where)
@@ -160,16 +161,16 @@ class Gatherer:
         except Exception:
             by_index = [(index, list(run)) for index, run in groupby(range(len(where)), key=where.__getitem__)]
             for index, run in by_index:
-                of = [index] * len(run)
+                answered = [index] * len(run)
                 try:
-                    encoded = self._encoded([given[at] for at in run], of, [places[at] for at in run])
+                    encoded = self._encoded([given[at] for at in run], answered, [places[at] for at in run])
                 except Exception as error:
                     self._fail(index, error)
                 else:
-                    self._add(of, encoded)
+                    self._add(answered, encoded)
 
     def _encoded(self, given: Sequence[Output], where: Sequence[int], places: list[int]) -> EncodedOutputs:
-        """Refuses what Kafka would refuse: after the commit there is no way back."""
+        """Encode outputs, and refuse those that Kafka would refuse: after the commit it is too late."""
         encoded = outputs.encode_all(given, self._known_causes(), where, places)
         self._refuse_oversized(encoded)
         return encoded
@@ -180,12 +181,12 @@ class Gatherer:
         return self._causes
 
     def _add(self, where: Sequence[int], encoded: EncodedOutputs) -> None:
-        """Give each partition its share; `where` has the records that are answered, in order."""
+        """Give each partition its share; `where` has the indexes of the answered records, in order."""
         for partition, start, end in self._stretches:
             first, last = bisect_left(where, start), bisect_left(where, end)
             share = encoded if last - first == len(encoded) else encoded.part(first, last)
             if silent_below := self._silent_below.get(partition):
-                share = share.only([at for at, offset in enumerate(share.offsets) if offset >= silent_below])
+                share = share.only([index for index, offset in enumerate(share.offsets) if offset >= silent_below])
             if len(share):
                 self.result.add(partition, share)
 
@@ -211,6 +212,6 @@ def _longest(column: list[bytes | None]) -> int:
 
 
 def max_output(settings: Settings) -> int:
-    """The bytes that a record may have for the producer to take it."""
+    """Return the most bytes of a record that the producer accepts."""
     most = settings.kafka.producer.get("message.max.bytes", DEFAULT_MESSAGE_MAX_BYTES)
     return int(most) - OUTPUT_OVERHEAD  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Runs the handlers of one batch on its one transaction.
 
-In offset order, one after another; or, with `concurrency`, several at a time, and then the messages of one key
-still one after another. What ends a run ends it for the whole batch: the transaction is rolled back, and the batch is
-run again without the message that was to blame, or in parts.
+Handlers run in offset order, one after another. With `concurrency` several run at a time, but the messages of one key
+still run one after another. An error that ends the run ends it for the whole batch: the transaction is rolled back,
+and the batch is run again without the message at fault, or in parts.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from processor.postgres.session import Session
     from processor.settings.schema import Settings
 
-# Why a message that its handler has failed with this error fails for good; None if it is to be tried again.
+# Returns the final failure of a message whose handler raised this error; None if the message is to be tried again.
 FinalFailure = Callable[["Record", Exception], "Failure | None"]
 
 
 class Marker(Protocol):
-    """Puts on record which records are being handled, where the process may not live to say."""
+    """Marks the records in progress in the database, where the mark outlives a process that they kill."""
 
     def pieces(self, records: Sequence[Record], indices: Sequence[int]) -> Iterable[Sequence[int]]:
-        """What to handle between two marks."""
+        """Split the records into pieces that are marked one after another."""
 
     async def mark(self, first: Record, last: Record) -> None:
-        """These, and those between them, are about to be handled."""
+        """Mark these, and those between them, as in progress."""
 
     async def end(self) -> None:
-        """None is being handled any more."""
+        """Remove the mark: no record is in progress any more."""
 
 
 class BatchRun:
-    """One pass over the records of one batch, or of what is left of it."""
+    """One pass over the records of one batch, or of a part of it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class BatchRun:
         self._session = session
         self._routes = routes
         self._final_failure = final_failure
-        # Where a failure has consequences for what comes after it, the batch is run again with it.
+        # Under the other policies a failure affects later records, so the batch is run again with the failure known.
         self._fails_in_place = settings.failure.policy == "dead-letter"
         self._stalls = stalls
         self._marker = marker
@@ -89,18 +89,18 @@ class BatchRun:
         self._queue = Queue(session.statements, self._refused, careful)
         self._gatherer = Gatherer(batch, silent_below, max_output(settings), self._fail_after_all)
         self._careful = bool(careful)
-        self._left_out: set[int] = set()  # messages that failed after their handler had come to its end
+        self._left_out: set[int] = set()  # messages that failed after their handler had returned
         self._serving: set[int] = set()
         self._troubles: list[Exception] = []
 
     async def run(self) -> BatchResult:
-        """Call the handlers. Raises HandlerError around what came out of one, or of a write it queued."""
+        """Call the handlers. Raises HandlerError around an error of a handler, or of a write that it queued."""
         async with self._marking():
             try:
                 async with Awake(self._queue, self._idle_at_most):
                     for route, indices in self._runs():
-                        self._gatherer.encode()  # before anything that comes later
-                        # A batch handler serves many keys at once: nothing queued later may overtake what it queues.
+                        self._gatherer.encode()  # outputs keep the order of the runs
+                        # A batch handler serves many keys at once: later writes must not overtake the ones it queues.
                         self._queue.keep_order()
                         for piece in self._pieces(indices):
                             await self._mark(piece)
@@ -115,10 +115,10 @@ class BatchRun:
         return self._gatherer.result
 
     async def _flush_and_encode(self) -> None:
-        """While Postgres works on what was queued, what handlers gave is encoded: neither needs the other."""
+        """Encode outputs while Postgres works on the queued writes: neither needs the other."""
         flushing = asyncio.create_task(self._queue.flush())
         try:
-            await asyncio.sleep(0)  # the first statement goes out now
+            await asyncio.sleep(0)  # lets the first statement go out now
             self._gatherer.encode()
             self._gatherer.result.pack()
         finally:
@@ -126,7 +126,7 @@ class BatchRun:
 
     @asynccontextmanager
     async def _marking(self) -> AsyncIterator[None]:
-        """Takes the mark away in the end. What comes out of a handler leaves as HandlerError."""
+        """Remove the mark at the end, and turn a handler's error into HandlerError."""
         try:
             yield
             if self._marker is not None:
@@ -145,16 +145,16 @@ class BatchRun:
             return
         self._messages = self._messages or self._batch.messages()
         await (self._lane(deque([indices])) if self._concurrency == 1 else self._lanes(indices))
-        # The first to fail is the one to report: the others only feel its broken transaction.
+        # Report the first failure: the others only hit the transaction that it broke.
         for trouble in self._troubles:
             raise trouble
 
     def _pieces(self, indices: Sequence[int]) -> Iterable[Sequence[int]]:
-        """All at once, unless what is handled has to be marked."""
+        """Return all in one piece, unless the records in progress have to be marked."""
         return [indices] if self._marker is None else self._marker.pieces(self._rows, indices)
 
     def _runs(self) -> Iterable[tuple[Route | None, Sequence[int]]]:
-        """Records that are handled together: those for the same batch handler, or for any of the others (None)."""
+        """Return runs of records: those for one batch handler, or for any handlers of single messages (None)."""
         if self._columns is not None:
             route = self._routes.of(self._columns.message_type)
             return [(route if route.takes_batch else None, range(len(self._batch)))]
@@ -194,7 +194,7 @@ class BatchRun:
     # --- handlers of one message ---
 
     async def _lanes(self, indices: Sequence[int]) -> None:
-        """Up to `concurrency` handlers at a time, each key in one lane only; messages without a key in any."""
+        """Run up to `concurrency` handlers at a time, each key in one lane only, messages without a key in any."""
         by_key: dict[object, list[int]] = {}
         for index in indices:
             message = self._messages[index]
@@ -210,7 +210,7 @@ class BatchRun:
         self._gatherer.sort()
 
     async def _lane(self, waiting: deque[Sequence[int]]) -> None:
-        """Take keys from those that wait until there are none, or until somebody is in trouble."""
+        """Take waiting keys one by one until there are none, or until some lane has failed."""
         database = Database(self._queue)
         with HandlerTimeout(self._stalls, lambda: self._described(database.owner)) as limit:
             while waiting:
@@ -221,7 +221,7 @@ class BatchRun:
         database.serve(None)
 
     async def _one_by_one(self, indices: Sequence[int], database: Database, limit: HandlerTimeout) -> None:
-        """Run the handlers of these. HandlerError names the message if the batch cannot go on as it is."""
+        """Run the handlers of these. Raises HandlerError, with the message at fault, if the batch cannot go on."""
         queue, messages, idle_at_most = self._queue, self._messages, self._idle_at_most
         route_of_all = None if self._columns is None else self._routes.of(self._columns.message_type)
         give, answer = self._gatherer.outputs.append, self._gatherer.answered.append
@@ -248,7 +248,7 @@ class BatchRun:
                 if effect is not None:
                     value = effect.apply(database)
                 else:
-                    try:  # what `call` does, without one more coroutine for each message
+                    try:  # as `call` does, without another coroutine for each message
                         value = await route.handler(message, database)
                     except Exception:
                         raise
@@ -282,16 +282,16 @@ class BatchRun:
             await self._marker.mark(self._rows[piece[0]], self._rows[piece[-1]])
 
     def _described(self, index: int | None) -> str:
-        """For people."""
+        """Describe a message for people."""
         return "nothing" if index is None else described(self._messages[index])
 
     # --- messages that fail ---
 
     def _fail(self, index: int, error: Exception) -> None:
-        """Let the message fail and the batch go on; HandlerError if that cannot be.
+        """Let the message fail and the batch go on; raise HandlerError if that is not possible.
 
-        It can if the message fails for good and what it queued can be taken back; not if the same message comes again
-        in this batch, because the later delivery is to get its try.
+        It is possible if the message fails for good and its queued writes can be withdrawn. It is not if the same
+        message comes again in this batch, because the later delivery must get its own try.
         """
         record = self._batch.as_rows()[index]
         failure = self._final_failure(record, error)
@@ -301,13 +301,13 @@ class BatchRun:
         record.failure = failure
 
     def _fail_after_all(self, index: int, error: Exception) -> None:
-        """Let a message fail whose handler has come to its end: what it gave is left out in the end."""
+        """Let a message fail whose handler has returned: its outputs and results are left out."""
         self._fail(index, error)
         self._left_out.add(index)
 
     def _refused(self, index: int, error: QueuedWriteFailed) -> None:
-        """Postgres refuses a write that this message queued: it fails, with all else that it gave."""
+        """Let a message fail whose queued write Postgres refuses; none of its outputs and writes count."""
         self._gatherer.result.refused.add(error.what)
-        if index in self._serving:  # nobody knows what its handler is going to do yet
+        if index in self._serving:  # its handler is still running and may do more
             raise HandlerError(error, index) from error
         self._fail_after_all(index, error)

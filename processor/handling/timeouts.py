@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def described(message: Message[Any]) -> str:
-    """For people."""
+    """Return the place and id of a message, for people."""
     return f"{message.topic}:{message.partition}:{message.offset} ({message.id})"
 
 
 class HandlerTimeout:
-    """Ends handlers that take too long, with one timer for all calls of a task: one for each would be dear.
+    """Ends handlers that take too long, with one timer for all calls of a task: one timer per call would be slow.
 
-    `stalls` sees from outside what is at work here. `what` says, for people, what that is for.
+    `stalls` watches the calls from another thread. `what` describes, for people, the messages of the current call.
     """
 
     def __init__(self, stalls: Stalls, what: Callable[[], str]) -> None:
@@ -56,7 +56,7 @@ class HandlerTimeout:
             self._timer.cancel()
 
     async def call(self, route: Route, argument: Any, database: Any) -> Any:
-        """A handler's answer."""
+        """Call a handler and return its answer."""
         self.begin(route)
         try:
             return await route.handler(argument, database)
@@ -69,20 +69,20 @@ class HandlerTimeout:
             self.end()
 
     def begin(self, route: Route) -> float:
-        """A handler is about to be called; gives the time."""
+        """Start the clock for a handler that is about to be called; return the time."""
         self.route = route
-        # Not the loop's time, which stands still for as long as nobody lets it go on.
+        # Not the loop's time: the loop does not update it while a callback runs.
         self.began = now = monotonic()
         if self._timer is None:
             self._timer = self._loop.call_later(route.timeout_seconds, self._look)
         return now
 
     def explain(self, route: Route, error: BaseException) -> None:
-        """What is no Exception is the handler's failure too, unless it was us who cancelled it.
+        """Turn a BaseException into a failure of the handler, unless we were cancelled.
 
         SystemExit in a task of ours would end the event loop, and the process with the handler's own exit code.
         """
-        if isinstance(error, GeneratorExit):  # Python's, for a coroutine that is thrown away
+        if isinstance(error, GeneratorExit):  # Python closes a coroutine that is never finished
             return
         if not isinstance(error, asyncio.CancelledError):
             raise HandlerExit(f"{route.name} raised {type(error).__name__}: {text_of(error)}") from error
@@ -94,9 +94,9 @@ class HandlerTimeout:
             raise RuntimeError("the handler let a cancellation through") from error
 
     def end(self) -> None:
-        """It has come to its end, whichever. Need not be said if the next one begins before anybody waits."""
+        """Stop the clock. Not needed if the next handler begins without an await in between."""
         self.began = None
-        if self.expired:  # it went on regardless
+        if self.expired:  # the handler swallowed the cancellation and went on
             self.expired = False
             self.task.uncancel()
 
@@ -113,8 +113,8 @@ class HandlerTimeout:
 
 
 class HandlerTimedOut(Exception):
-    """A handler took longer than it may."""
+    """A handler took longer than its time-out."""
 
 
 class HandlerExit(Exception):
-    """A handler raised what would end the process, such as SystemExit."""
+    """A handler raised an exception that would end the process, such as SystemExit."""

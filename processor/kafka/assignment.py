@@ -1,4 +1,4 @@
-"""One span of owning one partition, as the threads that read it and the group know it."""
+"""One period of owning one partition, as the poll thread and the group thread see it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from processor.messages.record import Reading
 
 @dataclass(slots=True, eq=False)
 class Assignment:
-    """Made on assign, closed on revoke or loss, and never used again: what still refers to a closed one is void."""
+    """Made on assign, closed on revoke or loss, and never used again: anything that refers to a closed one is void."""
 
     partition: Partition
     owned: bool = True
-    leaving: bool = False  # the group wants it back: nothing new is begun with it
+    leaving: bool = False  # the group wants it back: no new work may begin on it
     active: bool = False  # is being read, or about to be
-    fetching: bool = False  # records come in
+    fetching: bool = False  # librdkafka fetches its records
     users: int = 0  # batches, publications and recoveries that are working on it
-    reading: Reading | None = None  # the current one, unless reading has stopped
+    reading: Reading | None = None  # the current one; None while the partition is not read
     buffer: Buffer = field(default_factory=Buffer)
-    read: int = 0  # the offset after the last record that was read, or where reading began
+    read: int = 0  # the offset after the last record that was read, or the one where reading began
     empty: range = range(0)  # offsets known to hold no record for us: transaction markers and aborted records
-    astray: str | None = None  # why nothing more can be read from there
+    astray: str | None = None  # why nothing more can be read: the position is outside of the log

@@ -1,7 +1,7 @@
-"""What was read ahead of one partition and is in no batch yet.
+"""Records of one partition that were read ahead and are in no batch yet.
 
-A batch takes from the front: a span whole where it can, and of one that is too long only the columns of those records
-that it takes. What stays is not touched: cutting a span in two each time would copy its rest with every batch.
+A batch takes spans from the front, whole where it can. From a span that is too long it copies only the records that it
+takes. The rest stays in place: cutting the span in two would copy the rest with every batch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from processor.messages.batch import Span
 
-# What a buffered record costs besides its bytes.
+# The memory that a buffered record takes besides its bytes.
 RECORD_OVERHEAD = 600
 
 
 def memory(spans: Iterable[Span]) -> int:
-    """What they take, in bytes."""
+    """Return the memory that the spans take, in bytes."""
     return sum(span.size + RECORD_OVERHEAD * len(span) for span in spans)
 
 
 class Buffer:
     def __init__(self) -> None:
         self._spans: deque[Span] = deque()
-        self._taken = 0  # records of the first span
+        self._taken = 0  # records already taken from the first span
         self.records = 0
         self.bytes = 0
 
@@ -36,7 +36,7 @@ class Buffer:
         self.bytes += memory(spans)
 
     def take(self, most: int, max_bytes: int) -> list[Span]:
-        """So many records, those that begin within the limit; the limit of a whole batch is above 0."""
+        """Take up to `most` records that begin within `max_bytes`; with a limit above 0 a batch gets at least one."""
         taken: list[Span] = []
         while self._spans and most > 0 and max_bytes > 0:
             span = self._part(most, max_bytes)

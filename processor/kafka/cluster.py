@@ -1,6 +1,6 @@
-"""What the brokers say: which topics exist, where their logs begin and end, what a group has committed.
+"""Questions to the brokers: which topics exist, where their logs begin and end, what a group has committed.
 
-Blocking calls; the engine makes them off the event loop.
+All calls block; the engine makes them off the event loop.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 10.0
 
-# Partitions about which the brokers could not say what they were asked, and why.
-Untold: TypeAlias = dict[Partition, str]
+# Partitions about which the brokers gave no answer, and why.
+Unknown: TypeAlias = dict[Partition, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Topic:
 
 
 def _id(topic: Any) -> str:
-    """As Kafka's own tools write it; librdkafka has another alphabet."""
+    """Return the topic id as Kafka's own tools write it; librdkafka uses another base64 alphabet."""
     return str(topic.topic_id).replace("+", "-").replace("/", "_")
 
 
@@ -50,13 +50,13 @@ class Cluster:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         logger = logging.getLogger("librdkafka")
         self._admin = AdminClient(settings.admin_config(), logger=logger)
-        # Never joins the group, it only asks about it. The AdminClient can be asked too, but librdkafka 2.16
-        # crashes in there when the group's coordinator is just moving or loading.
+        # It never joins the group, it only asks about it. The AdminClient could ask too, but librdkafka 2.16
+        # crashes in that call while the group's coordinator is moving or loading.
         self._reader = Consumer(settings.consumer_config(group), logger=logger)
         self._known: frozenset[str] = frozenset()
 
     def missing(self, topics: Iterable[str]) -> set[str]:
-        """Those of the topics that do not exist. Asks the brokers only about names not seen before."""
+        """Return the topics that do not exist. Asks the brokers only about names not seen before."""
         wanted = set(topics)
         if not wanted <= self._known:
             try:
@@ -66,11 +66,11 @@ class Cluster:
         return wanted - self._known
 
     def knows(self, topics: Iterable[str]) -> bool:
-        """Whether `missing` would answer at once that all exist."""
+        """Return whether `missing` would find without asking that all exist."""
         return self._known.issuperset(topics)
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of the topics that exist."""
+        """Return the topics that exist."""
         asked = self._admin.describe_topics(TopicCollection(sorted(set(names))), request_timeout=TIMEOUT_SECONDS)
         found: dict[str, Topic] = {}
         for name, future in asked.items():
@@ -83,8 +83,8 @@ class Cluster:
                 found[name] = Topic(_id(topic), frozenset(partition.id for partition in topic.partitions))
         return found
 
-    def logs(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Log], Untold]:
-        untold: Untold = {}
+    def logs(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Log], Unknown]:
+        unknown: Unknown = {}
         topics: dict[str, TopicDescription] = {}
         names = sorted({partition.topic for partition in partitions})
         for name, future in self._admin.describe_topics(
@@ -93,18 +93,18 @@ class Cluster:
             try:
                 topics[name] = future.result()
             except KafkaException as error:
-                untold |= {at: _untold(at, error) for at in partitions if at.topic == name}
+                unknown |= {at: _log_unknown(at, error) for at in partitions if at.topic == name}
         known = [at for at in partitions if at.topic in topics]
-        starts = self._offsets(known, OffsetSpec.earliest(), untold)  # type: ignore[no-untyped-call]
-        ends = self._offsets(starts, OffsetSpec.latest(), untold)  # type: ignore[no-untyped-call]
+        starts = self._offsets(known, OffsetSpec.earliest(), unknown)  # type: ignore[no-untyped-call]
+        ends = self._offsets(starts, OffsetSpec.latest(), unknown)  # type: ignore[no-untyped-call]
         logs = {}
         for at, end in ends.items():
             topic = topics[at.topic]
             logs[at] = Log(_id(topic), starts[at], end, len(topic.partitions))
-        return logs, untold
+        return logs, unknown
 
-    def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, CommittedOffset | None], Untold]:
-        """The group's offsets, once no open transaction can change them any more; BatchAborted while one could."""
+    def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, CommittedOffset | None], Unknown]:
+        """Return the group's offsets once no open transaction can change them; raise BatchAborted while one could."""
         try:
             answers = self._reader.committed(
                 [TopicPartition(partition.topic, partition.number) for partition in partitions], TIMEOUT_SECONDS
@@ -112,21 +112,21 @@ class Cluster:
         except KafkaException as error:
             raise BatchAborted(f"the committed offsets could not be read: {error.args[0].str()}") from None
         found: dict[Partition, CommittedOffset | None] = {}
-        untold: Untold = {}
+        unknown: Unknown = {}
         for answer in answers:
             partition = Partition(answer.topic, answer.partition)
             if answer.error is not None:
-                untold[partition] = f"{partition}: the committed offset could not be read: {answer.error.str()}"
+                unknown[partition] = f"{partition}: the committed offset could not be read: {answer.error.str()}"
                 continue
             found[partition] = (
                 None if answer.offset == OFFSET_INVALID else CommittedOffset(answer.offset, answer.metadata or "")
             )
-        return found, untold
+        return found, unknown
 
     def close(self) -> None:
         self._reader.close()
 
-    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, untold: Untold) -> dict[Partition, int]:
+    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, unknown: Unknown) -> dict[Partition, int]:
         asked = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
         found = {}
         for at, future in self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS).items() if asked else ():
@@ -134,9 +134,9 @@ class Cluster:
             try:
                 found[partition] = future.result().offset
             except KafkaException as error:
-                untold[partition] = _untold(partition, error)
+                unknown[partition] = _log_unknown(partition, error)
         return found
 
 
-def _untold(partition: Partition, error: KafkaException) -> str:
-    return f"{partition}: the brokers do not say where its log stands: {error.args[0].str()}"
+def _log_unknown(partition: Partition, error: KafkaException) -> str:
+    return f"{partition}: the brokers do not report where its log begins and ends: {error.args[0].str()}"

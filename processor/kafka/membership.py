@@ -1,9 +1,9 @@
-"""Our place in the group: which partitions are ours, and what proves it to the broker.
+"""Our membership in the group: which partitions are ours, and what proves it to the broker.
 
-Sole user of the Consumer that is in the group. It is never assigned anything to read: a rebalance would stop all
-its fetchers, those of partitions that stay too, and a partition could be read from another position only by a call
-that librdkafka also takes for the answer to a rebalance that it has not told us of yet. Records are
-read by a client of their own (consumer.py), which knows nothing of the group.
+Sole user of the Consumer that is in the group. That one is never assigned anything to read, for two reasons. A
+rebalance would stop all its fetchers, even those of partitions that stay. And the call that moves a partition to
+another position is the same that answers a rebalance: librdkafka could take it for the answer to a rebalance that it
+has not reported yet. So another client reads the records (reader.py) and knows nothing about the group.
 
 All calls and callbacks run on one thread, which does nothing else.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# librdkafka sends the heartbeats of an idle client when its main thread happens to wake up, once a second. Each look
-# at our membership wakes it.
+# librdkafka sends the heartbeats of an idle client only when its main thread wakes up, once a second. Each poll and
+# each read of our membership wakes it.
 BEAT_SECONDS = 0.05
-# How long to wait for a generation behind one that the broker has called old: it was told to us at the same moment.
+# How long to wait for the generation after one that the broker refused as old: the broker has sent it to us already.
 NEWER_SECONDS = 2.0
-# With the classic protocol librdkafka joins a group once a second at most, and a new member joins twice: the second
-# time for what others have given up for it. What they gave up sooner would lie idle for the rest of that second.
+# With the classic protocol librdkafka joins a group at most once a second, and a new member joins twice: the second
+# time for the partitions that others have given up for it. Partitions given up earlier would lie idle until then.
 JOIN_INTERVAL_SECONDS = 1.0
 
 
@@ -54,13 +54,13 @@ class Membership:
     # --- for the event loop ---
 
     def start(self, instance: str | None = None) -> None:
-        """Join the group; who comes back as the same `instance` in time gets the same partitions."""
+        """Join the group; a process that returns in time as the same `instance` gets the same partitions."""
         config = self._settings.kafka.consumer_config(self._settings.consumer, instance)
         self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the group; blocks, bounded by librdkafka's own close and the revoke timeout."""
+        """Leave the group. Blocks, at most for librdkafka's own close and the revoke timeout."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -68,10 +68,10 @@ class Membership:
     # --- for the publish thread ---
 
     def metadata(self, refused: Any = None) -> Any:
-        """What proves to the broker that we belong to the group; None while we do not.
+        """Return the metadata that proves our membership to the broker, or None while we are not a member.
 
-        As of a moment ago: if the group has moved on, the broker refuses it, as it should. Then what was `refused` is
-        given, and newer metadata waited for.
+        It may be slightly old: if the group has moved on, the broker refuses it, as it should. The caller then passes
+        what was `refused`, and this waits for newer metadata.
         """
         with self._changed:
             if refused is not None:
@@ -93,7 +93,7 @@ class Membership:
                 if message is not None and (error := message.error()) is not None:
                     raise_if_final(error)
                 self._refresh()
-        except BaseException as error:  # handed to the event loop, which decides
+        except BaseException as error:  # passed to the event loop, which decides
             self._reader.fail(error)
         finally:
             try:
@@ -102,7 +102,7 @@ class Membership:
                 log.warning("consumer_close_failed", error=str(error))
 
     def _refresh(self) -> None:
-        # Metadata without a member id would not be refused: the broker takes it for a lone client's.
+        # The broker would accept metadata without a member id: it takes it for a client that is in no group.
         metadata = self._consumer.consumer_group_metadata() if self._consumer.memberid() else None
         if metadata != self._metadata:
             with self._changed:
@@ -116,14 +116,14 @@ class Membership:
         log.info("partitions_assigned", partitions=_names(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Let work under way finish, for a bounded time; the successor repairs whatever does not.
+        """Let current work finish, for a bounded time; the successor repairs what does not.
 
-        The group goes on only when we have answered. Until then they are ours, and what is still to be published needs
-        metadata of the group's present generation, which is known here first.
+        The rebalance continues only after our answer. Until then the partitions are ours, and batches that are still
+        to be published need metadata of the current generation, which this thread learns first.
         """
         self._refresh()
         revoked = self._reader.assignments(_partitions(partitions))
-        self._wait(self._closing.wait, self._keep_seconds)  # no longer when we leave: then nobody joins twice
+        self._wait(self._closing.wait, self._keep_seconds)  # ends early when we leave: then no member joins twice
         self._reader.leave(revoked)
         finished = self._wait(
             lambda seconds: self._reader.wait_until_unused(revoked, seconds),
@@ -134,7 +134,7 @@ class Membership:
         log.info("partitions_revoked", partitions=_names(partitions), finished=finished)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Somebody else has them already: drop everything at once."""
+        """Drop the partitions at once: another member has them already."""
         lost = self._reader.assignments(_partitions(partitions))
         self._reader.leave(lost)
         self._reader.disown(lost, lost=True)
@@ -142,7 +142,7 @@ class Membership:
         log.warning("partitions_lost", partitions=_names(partitions))
 
     def _wait(self, until: Callable[[float], bool], seconds: float) -> bool:
-        """Whether it came true in time; the heart goes on beating meanwhile."""
+        """Wait until it is true, and keep sending heartbeats; return whether it became true in time."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if until(min(left, BEAT_SECONDS)):

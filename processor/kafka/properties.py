@@ -1,4 +1,4 @@
-"""librdkafka's own judgement of its properties, asked without a broker."""
+"""Asks librdkafka whether it accepts properties, without a broker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ END = "processor.end.of.properties"
 
 
 def refusal(name: str, value: librdkafka.Value) -> str | None:
-    """Why librdkafka refuses this value of this property, or None. Makes no client and no connection."""
-    # Properties are set in order, so an unknown one at the end stops librdkafka before it builds a client,
-    # and everything before it has been judged.
+    """Return why librdkafka refuses this value of this property, or None. Makes no client and no connection."""
+    # librdkafka checks properties in order, so an unknown one at the end stops it after it has checked the others and
+    # before it builds a client.
     try:
         Producer({name: librdkafka.as_text(value), END: ""})
     except KafkaException as error:
@@ -31,7 +31,7 @@ def refusal(name: str, value: librdkafka.Value) -> str | None:
 
 
 def misfit(role: Literal["consumer", "producer"], config: dict[str, Any]) -> str | None:
-    """Why librdkafka refuses these properties together, such as an unreadable certificate or two timeouts that clash.
+    """Return why librdkafka refuses these properties together, such as an unreadable certificate or clashing timeouts.
 
     librdkafka decides that only when it builds a client. This one gets no broker and no SASL, so it connects to
     nothing and requests no token, and it is gone when this returns.

@@ -1,10 +1,10 @@
-"""The input side: a thread that polls, decodes and buffers, and the partitions we own while we own them.
+"""The input side: a thread that polls, decodes and buffers, and the assignments of the partitions that we own.
 
-Its Consumer only reads: it is told which partitions, and from where. Which ones are ours is the business of another
-one, which is in the group (membership.py). All calls run on the poll thread (the client serialises calls, so that a
-call from another thread would wait for a poll to let it in).
+This Consumer only reads the partitions that it is given, from the offsets that it is given. Another one, which is in
+the group, learns which partitions are ours (membership.py). All calls run on the poll thread: the client serialises
+calls, so a call from another thread would wait for the current poll to end.
 
-An `Assignment` is one span of owning one partition, a `Reading` one stretch of reading it.
+An `Assignment` is one period of owning a partition, a `Reading` one uninterrupted reading of it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# How long the thread sleeps when nothing comes in, and so how long a request to it may wait.
+# How long the thread sleeps when no records come in, and so how long a request to it may wait.
 POLL_SECONDS = 0.05
-# So many records are read at once, but no more than a batch.
+# The most records that one call takes from librdkafka; a smaller batch lowers it.
 BITE = 2000
 BITE_SECONDS = 0.02
-# How long to ask where a topic is, before it is read without knowing.
+# How long to ask for a topic's brokers before the topic is read without knowing them.
 MEET_SECONDS = 2.0
-# How long to wait for a full buffer to be emptied before the partitions are paused.
+# How long to wait for room in a full buffer before the partitions are paused.
 FULL_SECONDS = 1.0
 
 _END = KafkaError._PARTITION_EOF  # noqa: SLF001
@@ -57,13 +57,13 @@ class PartitionReader:
         self._settings = settings
         self._decoder = decoder
         self._loop = asyncio.get_running_loop()
-        # Where a partition ends is told, and so that there was nothing but markers behind the last record.
+        # librdkafka reports the end of a partition, which shows that only markers follow the last record.
         config = {**settings.kafka.consumer_config(settings.consumer), "enable.partition.eof": True}
         self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
         self._changed = threading.Condition()
-        self.news = asyncio.Event()  # something to look at: records, assignments, a failure
-        self.lost = asyncio.Event()  # a partition went away while work on it was under way
-        # Called on the event loop: partitions are to be given back.
+        self.news = asyncio.Event()  # set for new records, assignments, or a failure
+        self.lost = asyncio.Event()  # set when a partition is taken from us during work on it
+        # Called on the event loop when partitions have to be given back.
         self.when_leaving: Callable[[], None] = lambda: None
         self.buffered = 0  # records
         self.buffered_bytes = 0
@@ -75,7 +75,7 @@ class PartitionReader:
         self._to_meet: set[str] = set()  # topics that are going to be read
         self._reading: set[Partition] = set()  # known to the poll thread alone
         self._throttled = False
-        self.outside = False  # the group has dropped us, and we are not back yet
+        self.outside = False  # the group has dropped us, and has assigned nothing since
         self._closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
@@ -86,7 +86,7 @@ class PartitionReader:
         self._thread.start()
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -98,7 +98,7 @@ class PartitionReader:
             raise self._failure
 
     def take_new(self) -> list[Assignment]:
-        """Assignments that nobody has recovered yet."""
+        """Return the assignments since the last call: they have to be recovered."""
         with self._changed:
             new, self._assigned = [assignment for assignment in self._assigned if not assignment.leaving], []
         return new
@@ -109,17 +109,17 @@ class PartitionReader:
         return self.buffered >= batch.max_messages or self.buffered_bytes >= batch.max_bytes
 
     def take(self) -> Batch:
-        """The next batch: all that is there, or as much as it holds of the partitions whose turn it is.
+        """Return the next batch: all buffered records, or those of the partitions whose turn it is up to its limits.
 
-        In offset order within each. Its partitions are in use until released.
+        The records are in offset order within each partition. The partitions are in use until they are released.
         """
         batch = self._settings.batch
         taken: list[Span] = []
         records, size = 0, 0
         with self._changed:
             ready = [assignment for assignment in self._assignments.values() if assignment.buffer.records]
-            # Another one is served first each time, so that none starves. To take of each a little would be as fair in
-            # the end, but every batch would be in as many pieces, in the ledger as in memory.
+            # Each time another partition comes first, so that none starves. Taking a little of each would be as fair,
+            # but would split every batch into as many pieces, in the ledger and in memory.
             self._first = (self._first + 1) % max(1, len(ready))
             for assignment in ready[self._first :] + ready[: self._first]:
                 spans = assignment.buffer.take(batch.max_messages - records, batch.max_bytes - size)
@@ -138,7 +138,7 @@ class PartitionReader:
             return [assignment for assignment in self._assignments.values() if assignment.fetching]
 
     def begin(self, assignment: Assignment, reading: Reading, offset: int) -> None:
-        """Start, or start again, to read a partition at this offset; not one that is to be given back."""
+        """Start, or restart, reading a partition at this offset, unless it has to be given back."""
         with self._changed:
             if assignment.leaving:
                 return
@@ -149,7 +149,7 @@ class PartitionReader:
             self._changed.notify_all()
 
     def take_astray(self) -> dict[Assignment, str]:
-        """What is read from an offset that the log does not hold, and why; once all before it is processed."""
+        """Return partitions whose position is outside the log, and why, once all records read are processed."""
         with self._changed:
             found = {
                 assignment: assignment.astray
@@ -161,7 +161,7 @@ class PartitionReader:
         return found
 
     def suspend(self, assignments: Iterable[Assignment]) -> None:
-        """Take nothing more from these, and forget what was read ahead."""
+        """Stop reading these, and forget what was read ahead."""
         with self._changed:
             for assignment in assignments:
                 self._stop(assignment)
@@ -178,7 +178,7 @@ class PartitionReader:
 
     @contextmanager
     def using(self, assignments: Sequence[Assignment]) -> Iterator[None]:
-        """Use partitions, unless one of them is to be given back."""
+        """Use partitions; raise Fenced if one of them has to be given back."""
         with self._changed:
             if any(assignment.leaving for assignment in assignments):
                 raise Fenced("a partition is being given back")
@@ -198,7 +198,7 @@ class PartitionReader:
     # --- for the group thread ---
 
     def assign(self, partitions: Iterable[Partition]) -> None:
-        """These are ours from now on. Recovery finds out where to start reading them."""
+        """Add partitions that are ours from now on. Recovery finds out where to start reading them."""
         with self._changed:
             for partition in partitions:
                 assignment = self._assignments[partition] = Assignment(partition)
@@ -226,8 +226,8 @@ class PartitionReader:
             return self._changed.wait_for(lambda: not any(assignment.users for assignment in assignments), seconds)
 
     def disown(self, assignments: Iterable[Assignment], *, lost: bool = False) -> None:
-        # `owned` is cleared before the group can move on, and on the thread that reads the group metadata: whoever
-        # takes the metadata first and looks at `owned` second can never pair new metadata with old ownership.
+        # `owned` is cleared before the group can move on, and on the thread that reads the group metadata. So code that
+        # takes the metadata first and checks `owned` second can never pair new metadata with old ownership.
         with self._changed:
             self.outside |= lost
             for assignment in assignments:
@@ -238,7 +238,7 @@ class PartitionReader:
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Hand an error to the event loop, which decides."""
+        """Pass an error to the event loop, which decides."""
         self._failure = error
         self._wake()
 
@@ -253,7 +253,7 @@ class PartitionReader:
                 if self._starving():
                     first = self._consumer.poll(POLL_SECONDS)
                     messages = [] if first is None else [first, *self._consumer.consume(bite, 0)]
-                else:  # the next batch is there already: no hurry, a few large bites cost less than many small ones
+                else:  # the next batch is complete: there is time, and few large reads cost less than many small ones
                     messages = self._consumer.consume(bite, BITE_SECONDS)
                 if messages:
                     self._keep(messages)
@@ -269,13 +269,13 @@ class PartitionReader:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            if not self._closing:  # a closed loop at the very end is no news
+            if not self._closing:  # at the very end the loop may be closed
                 raise
 
     def _stop(self, assignment: Assignment) -> None:
         self._drop_buffer(assignment)
         assignment.active = False
-        # Of one that is closed the partition may be ours anew: whoever is late must not stop the new one.
+        # After this assignment was closed the partition may be ours again: a late call must not stop the new one.
         if self._assignments.get(assignment.partition) is assignment:
             self._to_stop.append(assignment.partition)
 
@@ -310,9 +310,9 @@ class PartitionReader:
                     assignment.fetching = assignment.reading is reading  # and no other has begun meanwhile
 
     def _meet(self, topic: str) -> None:
-        """Find out who has a topic while its partitions are still being recovered.
+        """Find a topic's brokers while its partitions are still being recovered.
 
-        Of one that librdkafka is told to read before it knows, it looks for the brokers once a second.
+        When librdkafka has to read a topic whose brokers it does not know, it looks for them only once a second.
         """
         with suppress(KafkaException):
             self._consumer.list_topics(topic, MEET_SECONDS)
@@ -320,14 +320,14 @@ class PartitionReader:
     def _stop_reading(self, partition: Partition) -> None:
         if partition in self._reading:
             where = [TopicPartition(partition.topic, partition.number)]
-            self._consumer.resume(where)  # else it would still be paused when it is taken again
+            self._consumer.resume(where)  # otherwise it would still be paused when it is assigned again
             self._consumer.incremental_unassign(where)
             self._reading.discard(partition)
 
     def _throttle(self) -> None:
-        """Hold back while the buffer is full: a moment by not polling, longer by pausing the partitions.
+        """Hold back while the buffer is full: for a moment by not polling, for longer by pausing the partitions.
 
-        A pause throws away what librdkafka has fetched ahead, so it is kept for handlers that do not keep up.
+        A pause discards what librdkafka has fetched ahead, so partitions are paused only if handlers do not keep up.
         """
         limit = self._settings.batch.buffer_bytes
         if self._throttled:
@@ -350,7 +350,7 @@ class PartitionReader:
         return [TopicPartition(partition.topic, partition.number) for partition in self._reading]
 
     def _starving(self) -> bool:
-        """Whether there is not even the next batch, although something is being read."""
+        """Return whether not even the next batch is complete, although partitions are being read."""
         return not (self.has_a_batch or self._throttled) and bool(self.fetching())
 
     def _keep(self, messages: list[Any]) -> None:
@@ -381,11 +381,11 @@ class PartitionReader:
         self._wake()
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
-        """In their order within each. They come in long runs of one."""
+        """Group messages by partition, keeping their order; they come in long runs of one partition."""
         found: dict[Partition, list[Any]] = {}
         topics = self._settings.topics
-        number: Any  # declared as if there were messages without one
-        if len(topics) == 1:  # as a rule; a message takes longer to name its topic than all the rest
+        number: Any  # declared as optional, but every message has one
+        if len(topics) == 1:  # the usual case; reading a message's topic would take longer than all the rest
             for number, run in groupby(messages, Message.partition):
                 found.setdefault(Partition(topics[0], number), []).extend(run)
         else:
@@ -396,17 +396,17 @@ class PartitionReader:
     def _report(self, error: KafkaError, assignment: Assignment | None) -> None:
         if error.code() not in _OUT_OF_LOG:
             raise_if_final(error)
-        elif assignment is not None and assignment.fetching:  # else nobody wants to read it there any more
-            # It may be the answer to an earlier question, about another offset: recovery finds out.
+        elif assignment is not None and assignment.fetching:  # otherwise that reading has ended
+            # It may be a late answer about another offset: recovery finds out.
             assignment.astray = f"{assignment.partition}: {error.str()}"
 
 
 class ConsumerDied(ProcessorError):
-    """librdkafka's consumer reported a fatal error; a new process starts clean."""
+    """librdkafka's consumer reported a fatal error: stop, exit 1; a new process starts clean."""
 
 
 def raise_if_final(error: KafkaError) -> None:
-    """Raise an error that no waiting helps against; any other passes by itself."""
+    """Raise an error that waiting does not cure; any other passes by itself."""
     if error.code() in _FORBIDDEN:
         raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")
     if error.fatal():

@@ -1,9 +1,9 @@
 """Records that are processed together: in columns while nothing is special about any of them, else in rows.
 
-Nearly all records are usual: decoded, with a handler and an id, never seen before. They are handled by the column, and
-no object is made for any of them. Where something is decided about a single record (it failed, it has to wait, it was
-tried before), `as_rows` makes a `Record` of each, once and for good: decisions are kept there, and a column would not
-know of them.
+Nearly all records are usual: decoded, with a handler and an id, never seen before. They are handled as columns, without
+an object for each. Where something is decided about a single record (it failed, it has to wait, it was tried before),
+`as_rows` makes a `Record` of each, once and for good: decisions are kept in the records, and columns would not show
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ColumnSpan:
     payloads: list[bytes]
     checksums: list[int]
     sizes: list[int]
-    size: int = field(init=False)  # of all
+    size: int = field(init=False)  # of all records, in bytes
     _messages: list[Message[Any]] | None = None
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class ColumnSpan:
         return ColumnSpan(self.reading, self.message_type, *(column[start:end] for column in _columns(self)))
 
     def messages(self) -> list[Message[Any]]:
-        """Made once: handlers name them as causes, by identity."""
+        """Return the messages, made once: handlers name them as causes, by identity."""
         if self._messages is None:
             topic, partition = self.reading.partition
             self._messages = list(
@@ -138,7 +138,7 @@ Span: TypeAlias = ColumnSpan | RowSpan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """A batch by the column: usual records for one handler."""
+    """A batch as columns: usual records for one handler."""
 
     spans: list[ColumnSpan]
 
@@ -150,7 +150,7 @@ class Columns:
         return sum(map(len, self.spans))
 
     def column(self, name: str) -> list[Any]:
-        """To be read only: it may be a span's own."""
+        """Return one column of all records. Do not change the list: it may be the span's own."""
         if len(self.spans) == 1:
             column: list[Any] = getattr(self.spans[0], name)
             return column
@@ -161,7 +161,7 @@ class Columns:
 
 
 class Batch:
-    """Partition by partition, in offset order within each. Either `columns` or `rows` has what there is to know."""
+    """Records partition by partition, in offset order within each; either `columns` or `rows` is authoritative."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = spans
@@ -178,7 +178,7 @@ class Batch:
 
     @property
     def rows(self) -> Sequence[Record]:
-        """A record each; none while the columns have all there is to know."""
+        """One record for each message; empty while the batch is in columns."""
         return () if self.columns is not None else self.as_rows()
 
     def as_rows(self) -> list[Record]:
@@ -189,14 +189,14 @@ class Batch:
         return self._rows
 
     def part(self, start: int, end: int) -> Batch:
-        """In rows, unless it is all of them."""
+        """Return some of the records, as rows unless it is all of them."""
         return self if end - start == len(self) else Batch.of_rows(self.as_rows()[start:end])
 
     def messages(self) -> list[Message[Any]]:
         return self.columns.messages() if self.columns is not None else [record.message for record in self.rows]
 
     def readings(self) -> dict[Partition, Reading]:
-        """By partition, in the order of the records."""
+        """The readings by partition, in the order of the records."""
         return {span.reading.partition: span.reading for span in self.spans}
 
     def ends(self) -> dict[Partition, int]:
@@ -204,14 +204,14 @@ class Batch:
         return {span.reading.partition: span.end for span in self.spans}
 
     def sizes(self) -> dict[Partition, int]:
-        """How many records there are of each partition."""
+        """The number of records of each partition."""
         sizes: dict[Partition, int] = {}
         for span in self.spans:
             sizes[span.reading.partition] = sizes.get(span.reading.partition, 0) + len(span)
         return sizes
 
     def stretches(self) -> list[tuple[Partition, int, int]]:
-        """Which partition's records stand from where to where."""
+        """Consecutive records of one partition, as (partition, first index, index after the last)."""
         ends = accumulate(map(len, self.spans))
         return [(span.reading.partition, end - len(span), end) for span, end in zip(self.spans, ends, strict=True)]
 

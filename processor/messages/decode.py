@@ -1,7 +1,7 @@
-"""Bytes and headers to records; one that cannot be decoded has a `Failure` that keeps the evidence.
+"""Turns bytes and headers into records; a record that cannot be decoded has a `Failure` that keeps the evidence.
 
 Runs on the poll thread, so that batch N+1 is decoded while Postgres works on batch N. Pure, and it never raises:
-whatever a producer sends, and whatever a model's own validators make of it, ends as a message with an outcome.
+whatever a producer sends, and whatever a model's own validators do with it, ends as a message with an outcome.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from processor.messages.types import MessageType, MessageTypes
     from processor.settings.schema import Settings
 
-# A btree entry holds some 2700 bytes; an id near that is a mistake in the producer.
+# A btree entry holds about 2700 bytes; an id near that size is a mistake in the producer.
 MAX_ID_CHARS = 512
 
-# The inbox adds to an id that is not one row's alone where the message came from: room for the longest topic, and more.
+# The inbox appends the place in Kafka to an id that several rows share; this leaves room for the longest topic name.
 MAX_STORED_ID_CHARS = 2 * MAX_ID_CHARS
 
-# Names the message that an operator sends once more: the consumer that is to have it, a colon, its id in the inbox.
+# The header of a message that an operator sends again: the consumer it is for, a colon, its id in the inbox.
 REDRIVE = "processor-redrive"
 
-# Records decoded together where one among more is unusual.
+# A chunk with an unusual record is cut into pieces of these sizes, so that the other pieces stay in columns.
 PIECES = (100, 20)
 
 
@@ -59,11 +59,11 @@ class Decoder:
         self._types = types
 
     def decode_all(self, raws: Sequence[RawRecord], reading: Reading) -> list[Span]:
-        """What `decode` gives for each; by the column where nothing is unusual about any of them."""
+        """Decode each record as `decode` does; those without anything unusual come as columns."""
         return self._decode(raws, reading) if raws else []
 
     def _decode(self, raws: Sequence[RawRecord], reading: Reading) -> list[Span]:
-        """Together, or else in smaller and smaller pieces, or else one by one."""
+        """Decode the records together, or else in smaller and smaller pieces, or else one by one."""
         together = self._decode_usual(raws, reading)
         if together is not None:
             return [together]
@@ -75,13 +75,13 @@ class Decoder:
         return [span for piece in pieces for span in self._decode(piece, reading)]
 
     def _decode_usual(self, raws: Sequence[RawRecord], reading: Reading) -> Span | None:
-        """None if a record among them is unusual: no value, too large, not decodable, no id, no handler, redriven."""
+        """Return None if one record is unusual: no value, too large, not decodable, no id, no handler, redriven."""
         values = [raw.value() for raw in raws]
         if None in values or max(map(len, values)) > self._max_bytes:  # type: ignore[arg-type]
             return None
         try:
             columns = RawColumns(raws, cast("list[bytes]", values), reading.partition, reading.topic_id)
-        except Exception:  # a header's name that is not UTF-8
+        except Exception:  # a header name is not UTF-8
             return None
         if REDRIVE in map(_name, chain.from_iterable(columns.headers)):
             return None
@@ -130,9 +130,9 @@ class Decoder:
     def _values(
         self, columns: RawColumns, types: Sequence[str | None], names: set[str | None]
     ) -> tuple[list[MessageType], Sequence[Any]] | None:
-        """The type of all of them, or one for each, and the values as handlers want them.
+        """Return one type for all records or one for each, and the values as the handlers want them.
 
-        None if one has no handler or a bad value.
+        Returns None if one of the records has no handler or a bad value.
         """
         found = {name: self._types.find(name) for name in names}
         if None in found.values():
@@ -141,16 +141,16 @@ class Decoder:
         if len(kinds) == 1:
             values = kinds[0].read_all(columns)
             return None if values is None else (kinds, values)
-        of_each = cast("list[MessageType]", [found[name] for name in types])
-        mixed: list[Any] = [None] * len(of_each)
+        type_of_each = cast("list[MessageType]", [found[name] for name in types])
+        mixed: list[Any] = [None] * len(type_of_each)
         for kind in kinds:
-            where = [index for index, one in enumerate(of_each) if one is kind]
+            where = [index for index, type_ in enumerate(type_of_each) if type_ is kind]
             values = kind.read_all(columns.only(where))
             if values is None:
                 return None
             for index, value in zip(where, values, strict=True):
                 mixed[index] = value
-        return of_each, mixed
+        return type_of_each, mixed
 
     def decode(self, incoming: Incoming, reading: Reading) -> Record:
         value, key = incoming.value, incoming.key
@@ -162,7 +162,7 @@ class Decoder:
             incoming.leave_unparsed()
         type_ = self._type_chain.one(incoming, None) or None
         if type_ is not None and ("\0" in type_ or len(type_) > MAX_ID_CHARS):
-            # Postgres text cannot hold NUL; a type is a name, so cutting it short loses nothing real.
+            # Postgres text cannot hold NUL. A type is a name, so truncating it loses nothing that matters.
             type_ = type_.replace("\0", "\\0")[:MAX_ID_CHARS]
         redriven = REDRIVE in map(_name, incoming.headers)
         id_, id_failure = self._redriven(incoming) if redriven else self._identified(incoming, type_)
@@ -199,7 +199,7 @@ class Decoder:
             checksum_of(value),
             size_of(key, value, incoming.headers),
             message_type,
-            not foreign and (message_type is None or message_type.in_inbox or redriven),  # what is redriven has a row
+            not foreign and (message_type is None or message_type.in_inbox or redriven),  # a redriven message has a row
             None if foreign else failure or incoming.defect or id_failure,
             reading,
             redriven=redriven,
@@ -207,7 +207,7 @@ class Decoder:
         )
 
     def _identified(self, incoming: Incoming, type_: str | None) -> tuple[str, Failure | None]:
-        """The id, or the place in Kafka and the reason why the message has none."""
+        """Return the id, or the place in Kafka and the reason why the message has no id."""
         found = self._id_chain.one(incoming, type_)
         if not found:
             problem = incoming.problem
@@ -220,9 +220,10 @@ class Decoder:
         return _storable(scoped, incoming)
 
     def _redriven(self, incoming: Incoming) -> tuple[str, Failure | None]:
-        """As `_identified`, by the header alone: it holds what scope and window made of the id the first time.
+        """Do as `_identified`, from the header alone: it holds the id with the scope and window of the first time.
 
-        Takes the header away: the message is the one it was before. An empty id if it is for another consumer.
+        Removes the header, so that the message is the one it was before. Returns an empty id if the message is for
+        another consumer.
         """
         found = self._redrive_id.one(incoming, None) or ""
         incoming.headers = [header for header in incoming.headers if header[0] != REDRIVE]
@@ -241,7 +242,7 @@ class Decoder:
         return Failure("unknown_type", "the message names no type, and there is no handler for '*'")
 
 
-_name: Callable[[tuple[str, bytes | None]], str] = itemgetter(0)  # of a header
+_name: Callable[[tuple[str, bytes | None]], str] = itemgetter(0)  # the name of a header
 
 
 def _place(incoming: Incoming) -> str:
@@ -263,7 +264,7 @@ def _incoming(raw: RawRecord, reading: Reading) -> Incoming:
     defect = None
     try:
         headers = raw.headers() or ()
-    except Exception as error:  # a header's name that is not UTF-8
+    except Exception as error:  # a header name is not UTF-8
         headers = ()
         defect = Failure("bad_headers", f"the headers cannot be read: {type(error).__name__}: {error}")
     return Incoming(

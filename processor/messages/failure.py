@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Failure:
     """Why a message ends as a failed row. `reason` is a stable name, `detail` is for people.
 
-    Text from outside may hold half a surrogate pair, which has no UTF-8. It is made visible here: otherwise the
+    Text from outside may hold half a surrogate pair, which has no UTF-8 form. It is escaped here: otherwise the
     evidence could not be stored, and the message would be redelivered for ever.
     """
 
@@ -27,5 +27,5 @@ class Failure:
 
     @property
     def way(self) -> tuple[str | None, ...]:
-        """Messages that fail in the same way differ in the words at most."""
+        """What failures of the same way have in common: they differ in their texts only."""
         return self.kind, self.reason, self.exception, self.sqlstate

@@ -1,10 +1,10 @@
-"""What makes two records the same message: an ordered chain of strategies, the first that yields wins.
+"""What makes two records the same message: an ordered chain of strategies, of which the first that yields a value wins.
 
     header:NAME            the last header of that name, as UTF-8
     payload:/json/pointer  a text or number inside the JSON value (RFC 6901)
     business:TEMPLATE      such as order:{order_id}:{type}; every field must be there
     content-hash           SHA-256 of the value; a delete marker has none
-    offset                 topic:its id:partition:offset; a topic that is created anew has other ids
+    offset                 topic:topic id:partition:offset; a recreated topic has another topic id
     constant:NAME          for types only
 
 Pure: no client, no clock. An id may be scoped by type and by a window of the record's timestamp.
@@ -28,7 +28,7 @@ Found = str | None
 
 
 class Strategy(Protocol):
-    """One way to name a record; `column` does it for many at once, and gives None if it cannot."""
+    """One way to name a record; `column` names many at once and returns None if it cannot."""
 
     def one(self, incoming: Incoming, type_: str | None) -> Found: ...
 
@@ -72,19 +72,19 @@ class _Chain:
 
 
 def inbox_key(consumer: str) -> Callable[[str], bytes]:
-    """What the inbox knows a message by."""
+    """Return the function that makes the inbox key of a message id."""
     keys = inbox_keys(consumer)
     return lambda message_id: keys([message_id])[0]
 
 
 def inbox_keys(consumer: str) -> Callable[[Sequence[str]], list[bytes]]:
-    """The same for many. Never change this; `inbox_key` in the database does the same."""
+    """Return the function that makes the keys of many ids. Never change it: `inbox_key` in the database must agree."""
     prefix = hashlib.sha256(f"{consumer}:".encode())
 
     def keys(message_ids: Sequence[str]) -> list[bytes]:
         found = []
         for id_ in message_ids:
-            digest = prefix.copy()  # a fifth faster than a new one
+            digest = prefix.copy()  # a fifth faster than a new digest
             digest.update(id_.encode())
             found.append(digest.digest()[:KEY_BYTES])
         return found
@@ -93,9 +93,9 @@ def inbox_keys(consumer: str) -> Callable[[Sequence[str]], list[bytes]]:
 
 
 def scope(settings: MessageSettings) -> Callable[[str, str | None, int | None], str | None] | None:
-    """Narrows an id to its type and time window; gives None where the window asks for a timestamp that is missing.
+    """Return the function that narrows an id to its type and time window, or None if there is nothing to narrow.
 
-    None if there is nothing to narrow.
+    The function returns None for a record without a timestamp where a window is set.
     """
     if not settings.scope_by_type and not settings.window_seconds:
         return None
@@ -114,7 +114,7 @@ def scope(settings: MessageSettings) -> Callable[[str, str | None, int | None], 
 
 
 def pointer(path: str) -> Callable[[Any], Any]:
-    """A function that follows a JSON pointer, giving None where it leads nowhere."""
+    """Return a function that follows a JSON pointer and returns None where it leads nowhere."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
 
     def follow(document: Any) -> Any:
@@ -178,7 +178,7 @@ class _Payload:
             try:
                 found = [document[name] for document in documents]
             except (KeyError, TypeError, IndexError):
-                pass  # not in every one of them, or not an object
+                pass  # a document lacks the field or is not an object
             else:
                 if set(map(type, found)) == {str}:
                     return found
@@ -233,7 +233,7 @@ class _Business:
         return "".join(filled)
 
     def column(self, _columns: RawColumns) -> None:
-        return None  # needs the type and the key of each
+        return None  # it needs the type and the key of each record
 
 
 def _scalar(value: Any) -> Found:

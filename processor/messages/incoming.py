@@ -1,4 +1,4 @@
-"""Records as the broker handed them over: one by one, or as columns; their JSON is parsed once, if anybody asks."""
+"""Records as the broker delivered them, one by one or as columns; their JSON is parsed at most once, on demand."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from processor.messages.formats.json import (
 from processor.messages.message import Headers, Partition
 from processor.service.interpreter import MANY, breathe
 
-TIMESTAMP_NOT_AVAILABLE = 0  # as librdkafka says it
+TIMESTAMP_NOT_AVAILABLE = 0  # librdkafka's code for it
 
-_NO_VALUE = 1  # a delete marker is not the same as an empty value
+_NO_VALUE = 1  # differs from the checksum of an empty value: a delete marker is another message
 
 
 class RawRecord(Protocol):
-    """What is needed of confluent_kafka.Message."""
+    """The part of confluent_kafka.Message that decoding needs."""
 
     def value(self) -> bytes | None: ...
     def key(self) -> bytes | None: ...
@@ -46,7 +46,7 @@ _UNPARSED = object()
 
 @dataclass(slots=True, eq=False)
 class Incoming:
-    """A record as the broker handed it over. The JSON inside is parsed at most once, and only if asked for."""
+    """A record as the broker delivered it. Its JSON is parsed at most once, and only on demand."""
 
     topic: str
     partition: int
@@ -58,14 +58,14 @@ class Incoming:
     topic_id: str = ""
     _document: Any = field(default=_UNPARSED)
     problem: BadValue | None = None
-    defect: Failure | None = None  # something about it that could not even be read
+    defect: Failure | None = None  # a part of it could not even be read
 
     def leave_unparsed(self) -> None:
-        """Only what needs no document can name this record."""
+        """Never parse the value: only strategies that need no document can name this record."""
         self._document = None
 
     def document(self) -> Any:
-        """The value as JSON; None where it is absent or broken, and then `problem` says how."""
+        """Return the value as JSON, or None if it is absent or broken; `problem` then says what is wrong with it."""
         if self._document is _UNPARSED:
             self._document = None
             if self.value is not None:
@@ -77,7 +77,7 @@ class Incoming:
 
 
 class RawColumns:
-    """Records of one partition, column by column: what all of them need is done several times as fast this way."""
+    """Records of one partition as columns: work that all of them need is several times as fast this way."""
 
     def __init__(
         self, raws: Sequence[RawRecord], values: list[bytes], partition: Partition, topic_id: str = ""
@@ -92,42 +92,42 @@ class RawColumns:
         self._documents: list[Any] | None = None
 
     def only(self, where: Sequence[int]) -> RawColumns:
-        """Some of the records, with what a handler's value is read from."""
+        """Return some of the records, with only those columns that a handler's value is read from."""
         some = RawColumns((), [self.values[index] for index in where], self.partition, self.topic_id)
         if self._documents is not None:
             some._documents = [self._documents[index] for index in where]
         return some
 
     def documents(self) -> list[Any] | None:
-        """The values as JSON; None if there is a problem with one of them."""
+        """Return the values as JSON, or None if one of them cannot be parsed exactly."""
         if self._documents is None:
             try:
                 self._documents = list(map(orjson.loads, self.values))
                 self.breathe()
-                for index in self._with_run_of(DIGITS, MAYBE_HUGE):  # in an id perhaps, which is text
+                for index in self._with_run_of(DIGITS, MAYBE_HUGE):  # the digits may also be in a text, such as an id
                     refuse_huge_numbers(self.values[index])
             except (orjson.JSONDecodeError, BadValue):
                 self._documents = None
         return self._documents
 
     def breathe(self) -> None:
-        """Between two things that take a moment for many records."""
+        """Let other threads run between two steps that take long for many records."""
         if len(self.values) >= MANY:
             breathe()
 
     def timestamps(self) -> list[int | None]:
-        """In milliseconds, where there is one."""
+        """Return the timestamps in milliseconds, None for records without one."""
         kinds, times = zip(*self._timestamps, strict=True)
         if TIMESTAMP_NOT_AVAILABLE in kinds:
             return [None if kind == TIMESTAMP_NOT_AVAILABLE else time for kind, time in self._timestamps]
         return list(times)
 
     def checksums(self) -> list[int]:
-        """What `checksum_of` gives for each."""
+        """Return `checksum_of` of each value."""
         return array("i", array("I", map(zlib.crc32, self.values)).tobytes()).tolist()
 
     def sizes(self) -> Iterable[int]:
-        """What `size_of` gives for each."""
+        """Return `size_of` of each record."""
         if any(self.headers) or None in self.keys:
             return map(size_of, self.keys, self.values, self.headers)
         return map(add, map(len, self.values), map(len, self.keys))  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ class RawColumns:
         return next(self._with_run_of(DIGITS_AND_POINT, MAYBE_LONG), None) is not None
 
     def _with_run_of(self, table: bytes, run: bytes) -> Iterator[int]:
-        """Which values have such a run in them; most have none, and are looked at all together."""
+        """Yield the indexes of values that hold such a run. Most hold none, so all are searched as one text."""
         together = b" ".join(self.values).translate(table)
         at = together.find(run)
         if at < 0:
@@ -156,7 +156,10 @@ def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
 
 
 def checksum_of(value: bytes | None) -> int:
-    """As Postgres' integer holds it. Tells repetitions from other messages under the same id, and guards nothing."""
+    """Return a checksum that fits Postgres' integer. It tells a repetition from another message of the same id.
+
+    It is no protection against forgery.
+    """
     if value is None:
         return _NO_VALUE
     checksum = zlib.crc32(value)

@@ -1,8 +1,8 @@
-"""The record that tells a dead-letter topic's readers of a message that failed for good. Pure.
+"""The record that a dead-letter topic gets for a message that failed for good. Pure.
 
-Key, value and headers are the original's, byte for byte; what there is to say about it comes in
-headers after those. The inbox row has all of this and more, so what would make the record too
-large for Kafka is left out and a header says so: a failure must never fail to be told.
+Key, value and headers are the original's, byte for byte; the diagnosis follows in headers after
+those. The inbox row has all of this and more. So a part that would make the record too large for
+Kafka is left out, and a header says so: a failure must never go unreported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OMITTED = b"omitted: in the inbox row"
 
 
 def letter(record: Record, topic: str, consumer: str, version: str, failed_at: datetime, max_bytes: int) -> Outgoing:
-    """About a record with a failure. `max_bytes` is what `size` may be at most."""
+    """Return the dead letter of a record with a failure; parts are omitted while its `size` exceeds `max_bytes`."""
     assert record.failure is not None
     message = record.message
     diagnosis = _diagnosis(record, record.failure, consumer, version, failed_at)
@@ -63,7 +63,7 @@ def _diagnosis(
         "dlq-first-failure": _iso(record.first_failed_at or failed_at),
         "dlq-last-failure": _iso(failed_at),
     }
-    # An exception's text may hold half a surrogate pair, which has no UTF-8.
+    # An exception's text may hold half a surrogate pair, which has no UTF-8 form.
     return [(name, str(text).encode(errors="backslashreplace")) for name, text in texts.items() if text is not None]
 
 

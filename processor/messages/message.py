@@ -24,12 +24,12 @@ class Partition(NamedTuple):
 
 
 def place(topic: str, topic_id: str, partition: int, offset: int | str) -> str:
-    """Names a record for good: at the same offset of another topic that has, or had, the name is another record."""
+    """Return a name that no other record ever has: a recreated topic has other records at the same offsets."""
     return f"{topic}:{topic_id}:{partition}:{offset}"
 
 
 def last_header(headers: Headers, name: str) -> bytes | None:
-    """The last header of that name, as Kafka's own convention has it."""
+    """Return the last header of that name, by Kafka's own convention."""
     for key, value in reversed(headers):
         if key == name:
             return value
@@ -38,7 +38,7 @@ def last_header(headers: Headers, name: str) -> bytes | None:
 
 @dataclass(slots=True, eq=False)
 class Message(Generic[T]):
-    """One message, decoded as the handler's annotation asks for."""
+    """One message, decoded as the handler's annotation asks."""
 
     id: str
     type: str | None
@@ -53,7 +53,7 @@ class Message(Generic[T]):
 
     @property
     def timestamp(self) -> datetime | None:
-        """Producers choose timestamps freely; one that no calendar holds is as good as none."""
+        """The record's time, or None; producers choose it freely, so it may lie outside of the calendar."""
         if self.timestamp_ms is None:
             return None
         try:
@@ -66,7 +66,7 @@ class Message(Generic[T]):
 
 
 class Messages(Sequence[Message[T]]):
-    """The messages of a batch; by the column, which is several times as fast, or one by one like any sequence."""
+    """The messages of a batch: as columns, which is several times as fast, or one by one like any sequence."""
 
     def __init__(
         self, count: int, column: Callable[[str], Iterable[Any]], make: Callable[[], list[Message[T]]]
@@ -80,7 +80,7 @@ class Messages(Sequence[Message[T]]):
         columns = {"ids": "id", "keys": "key", "values": "value", "headers": "headers"}
         return cls(len(messages), lambda name: map(attrgetter(columns[name]), messages), lambda: messages)
 
-    # Each is a copy, and made when it is asked for: whoever gets it may do with it what they like.
+    # Each column is a copy made on first use, so that handlers may change it.
 
     @cached_property
     def ids(self) -> list[str]:
@@ -121,7 +121,7 @@ class Output:
     """One record to send, visible to committed readers if and only if the handler's rows are.
 
     `value` may be bytes, text, None (a delete marker) or anything that has a JSON form.
-    `cause` is needed from batch handlers only: the message this output answers.
+    `cause` is the message that this output answers; only batch handlers have to set it.
     """
 
     topic: str
@@ -134,7 +134,7 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Outputs:
-    """One output for each message of a batch, in their order, by the column. See Output."""
+    """One output for each message of a batch, as columns in the order of the messages. See Output."""
 
     topic: str
     values: Sequence[Any]
@@ -144,7 +144,7 @@ class Outputs:
 
 @dataclass(slots=True, eq=False)
 class Result:
-    """A value to keep in the inbox row, with outputs if there are any."""
+    """A value to keep in the inbox row, and the outputs, if any."""
 
     value: Any
     outputs: Sequence[Output] = ()

@@ -1,15 +1,15 @@
-"""What goes out, encoded once: for Kafka, and for the ledger row that keeps it until Kafka has it.
+"""Outputs, encoded once: for Kafka, and for the ledger row that keeps them until Kafka has them.
 
-An output's `message-id` is made from the inbox key of its cause, and so from consumer and message
-id, and its place among the cause's outputs. It is the same on every re-send, whoever sends it, so
-that a processor downstream drops the repeat by default.
+An output's `message-id` is made from the inbox key of its cause (and so from consumer and message
+id) and from its place among the cause's outputs. It is the same on every re-send by any instance,
+so that a processor downstream drops the repeat by default.
 
-A ledger blob is a JSON head (columns of numbers and names) followed by all bytes in a row: cheap to write
-with every batch, free of code to run on reading, and independent of versions of Python. Headers
-that follow from the cause are made again on reading instead of being kept.
+A ledger blob (stored.py) is a JSON head, with columns of numbers and names, followed by all bytes:
+cheap to write with every batch, safe to read because it runs no code, and independent of Python
+versions. Headers that follow from the cause are made again on reading instead of being stored.
 
-A dead letter goes the same way, but as the record that it is about: nothing of ours stands among
-its headers, least of all an id of its own. See dead_letters.py.
+A dead letter is sent in the same way, but keeps the headers of the record that it is about: it gets
+no standard headers, and above all no id of its own. See letters.py.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CORRELATION_ID = "correlation-id"
 TRACEPARENT = "traceparent"
 TYPE = "type"
 
-# Two lengths, of at most five bytes each.
+# Bytes that Kafka's format adds to a header: two lengths of at most five bytes each.
 HEADER_OVERHEAD = 10
 
-# In place of a place among the outputs of a cause. Ledger rows hold it: never change it.
+# Stands for a dead letter's place among the outputs of its cause. Ledger rows hold it: never change it.
 DEAD_LETTER = -1
 
 
@@ -54,10 +54,10 @@ class Outgoing(NamedTuple):
     cause_id: str
     place: int  # its place among the outputs of its cause, or DEAD_LETTER
     id: str | None  # None for a dead letter
-    extra: Headers | None = None  # of an output: those that win over the standard ones; of a dead letter: all
+    extra: Headers | None = None  # an output's headers that win over the standard ones; a dead letter's only headers
 
     def headers(self) -> list[tuple[str, bytes | None]]:
-        """As they go on the wire."""
+        """Return the headers as Kafka gets them."""
         return headers(self.id, self.cause_id, self.extra)
 
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Outgoing(NamedTuple):
 
 
 def headers(id_: str | None, cause_id: str, extra: Headers | None) -> list[tuple[str, bytes | None]]:
-    """Those of an output, as they go on the wire."""
+    """Return the headers of an output or a dead letter as Kafka gets them."""
     if id_ is None:
         return list(extra or ())
     standard = {MESSAGE_ID: id_.encode(), CAUSATION_ID: cause_id.encode(), CORRELATION_ID: cause_id.encode()}
@@ -74,7 +74,7 @@ def headers(id_: str | None, cause_id: str, extra: Headers | None) -> list[tuple
 
 
 class EncodedOutputs:
-    """Records ready to be produced, column by column: what `Outgoing` says of one."""
+    """Records ready to be produced, as columns: the fields of `Outgoing` for many records."""
 
     __slots__ = ("causes", "extras", "ids", "keys", "offsets", "places", "topics", "values")
 
@@ -120,7 +120,7 @@ class EncodedOutputs:
         return EncodedOutputs(*([column[index] for index in where] for column in self._columns()))
 
     def sorted(self) -> EncodedOutputs:
-        """By offset, and by place among the outputs of a cause."""
+        """Return the outputs in order of offset, and of place among the outputs of a cause."""
         return self.only(sorted(range(len(self)), key=lambda index: (self.offsets[index], self.places[index])))
 
     def _columns(self) -> tuple[list[Any], ...]:
@@ -137,7 +137,7 @@ class EncodedOutputs:
 
 
 class Causes:
-    """What an output has to know of the records of a batch, by the column."""
+    """What outputs need to know about the records of a batch, as columns."""
 
     __slots__ = ("headers", "ids", "inbox_keys", "offsets")
 
@@ -156,24 +156,24 @@ class Causes:
 
 
 def encode_all(outputs: Sequence[Output], causes: Causes, where: Sequence[int], places: list[int]) -> EncodedOutputs:
-    """Outputs of a batch, with the records that they answer: there is one for nearly every record."""
+    """Encode outputs of a batch; `where` has the index of the record that each answers, `places` its place there."""
     headers = _pick(causes.headers, where)
     own = [output.type is not None or output.headers for output in outputs]
     extras: list[Headers | None] = [None] * len(outputs)
     if any(own) or any(headers):
         extras = [
-            _extra(output.type, output.headers, of) if special or of else None
-            for output, special, of in zip(outputs, own, headers, strict=True)
+            _extra(output.type, output.headers, of_cause) if special or of_cause else None
+            for output, special, of_cause in zip(outputs, own, headers, strict=True)
         ]
     topics = [output.topic for output in outputs]
     if not all(topics):
         raise TypeError("an Output's topic must be a name, not empty")
     keys, values = [output.key for output in outputs], [output.value for output in outputs]
-    return _parcel(topics, keys, values, extras, causes, where, places)
+    return _encode(topics, keys, values, extras, causes, where, places)
 
 
 def encode_each(outputs: Outputs, causes: Causes, where: Sequence[int]) -> EncodedOutputs:
-    """One output for each of these records."""
+    """Encode one output for each of the records at these indexes."""
     count = len(where)
     keys = [None] * count if outputs.keys is None else outputs.keys
     if len(outputs.values) != count or len(keys) != count:
@@ -186,11 +186,11 @@ def encode_each(outputs: Outputs, causes: Causes, where: Sequence[int]) -> Encod
     headers = _pick(causes.headers, where)
     extras: list[Headers | None] = [None] * count
     if outputs.type is not None or any(headers):
-        extras = [_extra(outputs.type, None, of) for of in headers]
-    return _parcel([outputs.topic] * count, keys, outputs.values, extras, causes, where, [0] * count)
+        extras = [_extra(outputs.type, None, of_cause) for of_cause in headers]
+    return _encode([outputs.topic] * count, keys, outputs.values, extras, causes, where, [0] * count)
 
 
-def _parcel(
+def _encode(
     topics: list[str],
     keys: Sequence[bytes | str | None],
     values: Sequence[Any],
@@ -228,12 +228,12 @@ def _pick(column: list[T], where: Sequence[int]) -> list[T]:
 
 
 def message_id(cause_key: bytes, index: int) -> str:
-    """Never change this: a re-send by a newer version must carry the same id."""
+    """Return the id of a cause's output. Never change it: a re-send by a newer version must carry the same id."""
     return f"{cause_key.hex()}-{index}"
 
 
 def _extra(type_: str | None, headers: Mapping[str, bytes | str | None] | None, cause: Headers) -> Headers | None:
-    """Headers that do not follow from the cause's id; they win over those that do."""
+    """Return the headers that do not follow from the cause's id; they win over those that do."""
     extra: dict[str, bytes | None] = {}
     for name in (CORRELATION_ID, TRACEPARENT):
         passed_on = last_header(cause, name)
@@ -254,16 +254,16 @@ def dump_json(value: Any) -> bytes:
 
 
 def _dump_together(values: Sequence[Any]) -> list[bytes | None]:
-    """As `dump_json` gives each of them, in one go.
+    """Return `dump_json` of each value, from one call of orjson.
 
-    Every call of orjson's takes a kilobyte at first and gives most of it back, which with thousands of results that are
-    kept is the dearest part of it.
+    Every call of orjson first allocates a kilobyte and then gives most of it back. With thousands of results that are
+    kept, this would be the most expensive part of the call.
     """
     apart: list[Any] = [_BREAK] * (2 * len(values) - 1)
     apart[::2] = values
     together = orjson.dumps(apart, default=_plain)[1:-1]
     encoded = together.split(b",\n,")
-    if len(encoded) != len(values):  # a fragment of the handler's own has one too
+    if len(encoded) != len(values):  # a handler's own fragment contains the separator too
         return list(map(dump_json, values))
     if b"null" in together:
         for value, text in zip(values, encoded, strict=True):
@@ -272,12 +272,12 @@ def _dump_together(values: Sequence[Any]) -> list[bytes | None]:
     return [*encoded]
 
 
-# Stands between values that are encoded together; orjson itself never writes one, and escapes those in texts.
+# Separates values that are encoded together: orjson itself never writes a newline, and escapes those in texts.
 _BREAK = orjson.Fragment(b"\n")
 
 
 def _refuse_nan(value: Any) -> None:
-    """For a value that has a null in its JSON: orjson writes one for NaN and infinity, too, without a word."""
+    """Raise for a value with a null in its JSON that was NaN or infinity: orjson writes these as null silently."""
     if _may_hold_nan((value,)) and (path := _path_to_nan(value)) is not None:
         where = f" at /{'/'.join(path)}" if path else ""
         raise ValueError(f"NaN or infinity{where}: JSON has no such number; write None if you mean null")
@@ -287,7 +287,7 @@ _NEVER_NAN = frozenset((str, int, bool, type(None), datetime, date, UUID))
 
 
 def _may_hold_nan(items: Iterable[Any]) -> bool:
-    """Quick, because many outputs have a null that is meant: whether it takes a closer look."""
+    """Return whether `_path_to_nan` has to look closer; quick, because many outputs hold a null on purpose."""
     for item in items:
         kind = type(item)
         if kind in _NEVER_NAN:

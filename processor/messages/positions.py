@@ -1,4 +1,4 @@
-"""What the brokers say of a partition: the offset that the group has committed, and what the log holds."""
+"""What the brokers know about a partition: the offset that the group has committed, and what the log holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _METADATA = re.compile(r"processor epoch=(\d+)(?: sent=(\d+))?\Z")
 
 
 def metadata(epoch: int, sent: int | None = None) -> str:
-    """What makes an offset ours; with `sent`, it is still an operator's: see `Committed.sent`."""
+    """Return the metadata that marks an offset as ours; with `sent`, as an operator's: see `CommittedOffset.sent`."""
     return f"processor epoch={epoch}" if sent is None else f"processor epoch={epoch} sent={sent}"
 
 
@@ -22,13 +22,13 @@ class CommittedOffset:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch it was committed under, if we have ever committed it."""
+        """The epoch under which we committed it; None if somebody else did."""
         match = _METADATA.match(self.metadata)
         return int(match[1]) if match else None
 
     @property
     def sent(self) -> int | None:
-        """Below which stored outputs were sent, if an operator has set the offset and the ledger is yet to follow."""
+        """The offset below which stored outputs were sent, if an operator moved this one and the ledger must follow."""
         match = _METADATA.match(self.metadata)
         return int(match[2]) if match and match[2] else None
 

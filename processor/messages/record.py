@@ -1,4 +1,4 @@
-"""A record on its way through the engine, and the reading of a partition that it came from."""
+"""A record on its way through the engine, and the reading of the partition that delivered it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Reading:
-    """One reading of a partition, from where it began: what its records have in common.
+    """One uninterrupted reading of a partition: what its records have in common.
 
-    Recovery and the end of a pause begin a new one. Records of an older reading are void, because the new one
+    Recovery and the end of a pause begin a new reading. Records of an older one are void, because the new one
     delivers them again.
     """
 
     partition: Partition
-    partition_id: int  # the partition's name in the inbox
-    topic_id: str  # tells a topic from another one that has had its name
-    epoch: int  # the owner's
+    partition_id: int  # the partition's number in the inbox
+    topic_id: str  # differs from that of an earlier topic of the same name
+    epoch: int  # of the owner
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What the handler gets, the bytes as they came, and what was decided about them."""
+    """The message for the handler, its bytes as they came, and what was decided about it."""
 
     message: Message[Any]
     key: bytes  # in the inbox
@@ -37,20 +37,20 @@ class Record:
     payload_hash: int
     size: int
     message_type: MessageType | None  # None: there is no handler for it
-    in_inbox: bool  # False for a type that does without
+    in_inbox: bool  # False for a type that does without the inbox
     failure: Failure | None
     reading: Reading
     collided: bool = False
     redriven: bool = False  # an operator sent it again
-    foreign: bool = False  # an operator sent it again for another consumer of the topic: not for us
+    foreign: bool = False  # an operator sent it again for another consumer of the topic: we skip it
     parked: bool = False  # has to wait behind a failed message of its key
-    elsewhere: bool = False  # its row is another partition's, where the message was first seen
-    alone: bool = False  # has a history: it gets a transaction of its own, and its start is put on record
-    attempts: int = 0  # that failed before, as far as is known
-    unfinished: int = 0  # attempts that never came to an end: they took the process with them
+    elsewhere: bool = False  # its row belongs to another partition, where the message was first seen
+    alone: bool = False  # it failed before or killed a process: it runs in a transaction of its own, its start recorded
+    attempts: int = 0  # known attempts that failed before
+    unfinished: int = 0  # attempts that never ended: the process died during them
     begun: bool = False  # the start of our own attempt is on record
     first_failed_at: datetime | None = None
-    failed_as: frozenset[tuple[str | None, ...]] = frozenset()  # the ways in which it failed for good before
+    failed_as: frozenset[tuple[str | None, ...]] = frozenset()  # `Failure.way` of each earlier final failure
 
     @property
     def partition(self) -> Partition:
@@ -67,12 +67,12 @@ class Record:
 
     @property
     def handler(self) -> str:
-        """Its name, for people."""
+        """The name of its handler, for people."""
         return self.message_type.handler if self.message_type else "no handler"
 
     @property
     def coordinates(self) -> str:
-        """For people. What is stored under a name needs `place`."""
+        """The record's place in Kafka, for people. Anything stored under a name needs `place`."""
         return f"{self.message.topic}:{self.message.partition}:{self.message.offset}"
 
     @property

@@ -13,32 +13,32 @@ from processor.messages.outputs import DEAD_LETTER, EncodedOutputs, message_id
 _FORMAT = 2
 
 
-def pack(parcel: EncodedOutputs) -> bytes | None:
-    """None for no outputs: the ledger has nothing to keep."""
-    if not len(parcel):
+def pack(outputs: EncodedOutputs) -> bytes | None:
+    """Return the ledger's form of the outputs, or None without outputs: the ledger then has nothing to keep."""
+    if not len(outputs):
         return None
-    topics = list(dict.fromkeys(parcel.topics))
+    topics = list(dict.fromkeys(outputs.topics))
     numbers = {topic: number for number, topic in enumerate(topics)}
     head: dict[str, Any] = {
         "format": _FORMAT,
         "topics": topics,
-        "offsets": parcel.offsets,
-        "causes": parcel.causes,
-        "keys": _lengths(parcel.keys),
-        "values": _lengths(parcel.values),
+        "offsets": outputs.offsets,
+        "causes": outputs.causes,
+        "keys": _lengths(outputs.keys),
+        "values": _lengths(outputs.values),
     }
-    body = [*parcel.keys, *parcel.values]
-    # The rest is as a rule the same for all, and need not be said.
+    body = [*outputs.keys, *outputs.values]
+    # Usually the rest is the same for all outputs, and is left out.
     if len(topics) > 1:
-        head["topic"] = [numbers[topic] for topic in parcel.topics]
-    if any(parcel.places):
-        head["places"] = parcel.places
-    if any(parcel.extras):
+        head["topic"] = [numbers[topic] for topic in outputs.topics]
+    if any(outputs.places):
+        head["places"] = outputs.places
+    if any(outputs.extras):
         head["extras"] = [
             [(name, -1 if text is None else len(text)) for name, text in extra] if extra else None
-            for extra in parcel.extras
+            for extra in outputs.extras
         ]
-        body += [text for extra in parcel.extras if extra for _, text in extra]
+        body += [text for extra in outputs.extras if extra for _, text in extra]
     if None in body:
         body = [part for part in body if part is not None]
     encoded = orjson.dumps(head)
@@ -50,7 +50,7 @@ def _lengths(column: list[bytes | None]) -> list[int]:
 
 
 def unpack(blob: bytes, key_of: Callable[[str], bytes]) -> EncodedOutputs:
-    """`key_of` gives the inbox key of a message id."""
+    """Restore the outputs of a ledger row; `key_of` returns the inbox key of a message id."""
     start = 4 + int.from_bytes(blob[:4], "big")
     head = orjson.loads(blob[4:start])
     if head["format"] != _FORMAT:

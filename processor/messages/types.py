@@ -1,4 +1,4 @@
-"""What is known of a type of messages before any of them is handled."""
+"""What is known about a type of messages before any of them is handled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ANY_TYPE = "*"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageType:
-    name: str  # as the configuration has it: `*` takes every type that is not named there
-    handler: str  # its name, for people
-    read: Callable[[Incoming], Any]  # the value as the handler wants it; raises BadValue
-    read_all: Callable[[RawColumns], Sequence[Any] | None]  # of many records; None if one of them needs `read`
+    name: str  # as in the configuration: `*` takes every type that is not named there
+    handler: str  # the handler's name, for people
+    read: Callable[[Incoming], Any]  # returns the value as the handler wants it; raises BadValue
+    read_all: Callable[[RawColumns], Sequence[Any] | None]  # the same for many; None if one of them needs `read`
     in_inbox: bool = True
     acts: bool = False  # its handler acts outside the database
 

@@ -1,4 +1,4 @@
-"""What a process has done since it started, in numbers."""
+"""Counts what a process has done since it started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from processor.observe.events import BatchCommitted, Event, MessageRetried, Prog
 
 @dataclass(slots=True)
 class Counters:
-    """Listens to events. The numbers only grow."""
+    """A listener that counts events; the numbers never decrease."""
 
     records: int = 0
     completed: int = 0

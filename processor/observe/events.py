@@ -1,7 +1,7 @@
-"""What happens in the engine, one class per kind of fact.
+"""The facts that the engine reports, one class for each kind.
 
-The engine emits events and knows no listener. Logs and counters listen today. A class's name in snake case is the
-event's name in the logs, and its fields are the line's, so both are an interface: operators search for them.
+The engine emits events and knows no listener. Logs and counters listen. A class's name in snake case is the event's
+name in the logs, and its fields are the fields of the line. Both are an interface: operators search for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 @dataclass(frozen=True)
 class Event:
     name: ClassVar[str]
-    level: ClassVar[str | None]  # of its line in the log; None: it has none
+    level: ClassVar[str | None]  # of its line in the log; None if it gets no line
 
     def __init_subclass__(cls, level: str | None = "info") -> None:
         cls.level = level
@@ -34,7 +34,7 @@ Emit: TypeAlias = Callable[[Event], None]
 
 
 class Events:
-    """Passes on what is emitted, at once and in the order of the listeners."""
+    """Passes each event on to all listeners, at once and in their order."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
@@ -60,7 +60,7 @@ class BatchCommitted(Event, level=None):
 
 @dataclass(frozen=True)
 class BatchRetried(Event):
-    """Nobody was at fault."""
+    """A batch failed without a message at fault, and is tried again."""
 
     reason: str
     times: int
@@ -69,7 +69,7 @@ class BatchRetried(Event):
 
 @dataclass(frozen=True)
 class MessageFailed(Event, level="warning"):
-    """For good: it is kept as a failed row."""
+    """A message failed for good and is kept as a failed row."""
 
     message_id: str
     at: str
@@ -118,7 +118,7 @@ class AttemptsNotAbandoned(Event, level="debug"):
 
 @dataclass(frozen=True)
 class LeaseExpired(Event, level="warning"):
-    """Its owner is taken for dead: the message is tried again."""
+    """A lease ran out, so its owner must have died: the message is tried again."""
 
     message_id: str
 
@@ -136,7 +136,7 @@ class NothingReaped(Event, level="warning"):
 
 # --- partitions ---
 
-# What recovery finds as a rule; anything else is worth an operator's look.
+# What recovery finds in normal operation; an operator should look at anything else.
 ORDINARY_FINDINGS = ("first_start", "partition_added", "in_step", "died_between_commits")
 
 
@@ -155,7 +155,7 @@ class PartitionReady(Event):
 
 @dataclass(frozen=True)
 class PartitionHeld(Event):
-    """It waits, and is read again after this time."""
+    """A partition waits, and is read again after this time."""
 
     partition: str
     seconds: float
@@ -164,7 +164,7 @@ class PartitionHeld(Event):
 
 @dataclass(frozen=True)
 class PartitionHalted(Event, level="error"):
-    """It goes no further until an operator has looked at it."""
+    """A partition stops until an operator has looked at it."""
 
     partition: str
     reason: str
@@ -224,7 +224,7 @@ class ProducerNotReady(Event, level="warning"):
 
 @dataclass(frozen=True)
 class PublicationFailed(Event, level="error"):
-    """By a bug of ours: the outputs are stored, and recovery sends them."""
+    """A bug of ours stopped publishing: the outputs are stored, and recovery sends them."""
 
     exc_info: BaseException
 

@@ -1,8 +1,8 @@
-"""Logs: one line per event on stderr, JSON for machines, readable when a terminal looks on.
+"""Logs: one line per event on stderr, as JSON for machines, or as readable text on a terminal.
 
 An event has a stable snake_case name and its data as keys. `PROCESSOR_LOG_FORMAT` (json, console or auto)
-and `PROCESSOR_LOG_LEVEL` (debug to critical) decide how much and in which form. What the standard library,
-asyncio and warnings have to say goes the same way. A SecretStr never gets out, wherever it hides.
+chooses the form, `PROCESSOR_LOG_LEVEL` (debug to critical) the lowest level. Logs of the standard library,
+asyncio and warnings take the same form. A SecretStr never appears, however deeply it is nested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HIDDEN = "***"
 
 
 def get_logger(**context: Any) -> structlog.stdlib.BoundLogger:
-    """A logger whose events all carry this context."""
+    """Return a logger that adds this context to all its events."""
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("processor", **context)
     return logger
 
@@ -35,13 +35,13 @@ log = get_logger()
 
 
 def write(event: Event) -> None:
-    """Listens to the engine: one line per event."""
+    """Write an event's line; a listener of the engine."""
     if event.severity is not None:
         getattr(log, event.severity)(event.name, **event.data())
 
 
 def configure(environ: Mapping[str, str] | None = None) -> None:
-    """Send every log of this process to stderr. Calling it again starts afresh."""
+    """Send every log of this process to stderr. Another call replaces the configuration."""
     environ = os.environ if environ is None else environ
     level = _choice(environ, "PROCESSOR_LOG_LEVEL", LEVELS, "info")
     form = _choice(environ, "PROCESSOR_LOG_FORMAT", FORMATS, "auto")
@@ -75,15 +75,15 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # asyncio tells at debug level which selector it uses; nobody who debugs a deployment asked for that.
+    # asyncio logs its selector at debug level, which does not help to debug a deployment.
     logging.getLogger("asyncio").setLevel(max(root.level, logging.INFO))
-    logging.getLogger("librdkafka").filters[:] = [_said_twice]
+    logging.getLogger("librdkafka").filters[:] = [_demote_transaction_errors]
     logging.captureWarnings(True)
 
 
-def _said_twice(record: logging.LogRecord) -> bool:
-    """librdkafka logs each error of a transaction that it also raises to us: what it means, we say ourselves."""
-    if any(said in record.getMessage() for said in ("TXNERR", "GETPID")):
+def _demote_transaction_errors(record: logging.LogRecord) -> bool:
+    """Log errors of transactions at debug level: librdkafka also raises them to us, and we log what they mean."""
+    if any(mark in record.getMessage() for mark in ("TXNERR", "GETPID")):
         record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return record.levelno >= logging.getLogger().level
 
@@ -102,7 +102,7 @@ def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z
     try:
         line = orjson.dumps(ordered | dict(event), default=_plain, option=options)
-    except TypeError:  # an integer beyond 64 bits, a lone surrogate: rather as text than not at all
+    except TypeError:  # such as an integer beyond 64 bits or a lone surrogate: text is better than no line
         line = orjson.dumps({str(key): _printable(value) for key, value in (ordered | dict(event)).items()})
     return line.decode()
 

@@ -1,4 +1,4 @@
-"""Whether this process does its work: told in the log when it changes, and by a file that is there while it does."""
+"""Whether this process can work: the log reports each change, and a file exists while it can."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Readiness:
         return not self._obstacles
 
     def obstruct(self, what: object, reason: str) -> None:
-        """Something keeps it from its work, until it is cleared."""
+        """Note that `what` keeps the process from its work, until it is cleared."""
         with self._changing:
             if not self._obstacles:
                 self._remove()

@@ -1,9 +1,9 @@
-"""Says which handler is at one message for long, goes on past its time-out, or blocks the event loop.
+"""Reports a handler that takes long, ignores its time-out, or blocks the event loop, and ends the process if need be.
 
-From a thread of its own: an event loop that is blocked says nothing, and cancels nobody. A handler that will not be
-cancelled has `run.stop_timeout_ms` more than its time-out, and the loop as much when it is not a handler that blocks
-it. Then the process ends on the spot. That is as safe as any other crash, and it counts as a death of the message,
-which is quarantined after some.
+It runs on its own thread, because a blocked event loop can neither log nor cancel. A handler that ignores its
+cancellation gets `run.stop_timeout_ms` on top of its time-out, and so does a loop that something else than a handler
+blocks. Then the process ends at once. That is as safe as any other crash, and it counts as a death at the message,
+which is quarantined after several.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ log = structlog.get_logger()
 
 NOTE = "the next start repairs what was left"
 LOOK_SECONDS = 0.25
-# Longer than any batch of ours keeps the loop to itself.
+# Longer than our own work on any batch blocks the loop.
 BLOCKED_SECONDS = 2.0
-# A handler that was cancelled may have something to put in order.
+# How long a cancelled handler may take to clean up.
 STUCK_SECONDS = 2.0
 
 
 class Call(Protocol):
-    """Somebody who calls handlers, one after the other."""
+    """A task that calls handlers, one after another."""
 
     began: float | None  # when the handler was called; None while none is running
     task: asyncio.Task[object]
@@ -51,15 +51,15 @@ class Call(Protocol):
         """How long it may take."""
 
     def what(self) -> str:
-        """What it is at, for people."""
+        """Describe the messages of the running handler, for people."""
 
 
 @dataclass(slots=True)
 class _Seen:
     began: float
     since: float
-    said_busy: bool = False
-    said_stuck: bool = False
+    reported_busy: bool = False
+    reported_stuck: bool = False
 
 
 class Stalls:
@@ -70,7 +70,7 @@ class Stalls:
         self._readiness = readiness
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        # Goes on by one look each at most: what was frozen, and comes back, has not been at it for all that time.
+        # Our own clock. It advances by at most two looks at a time: a process that was frozen did not work meanwhile.
         self._time = 0.0
         self._answered = True
         self._heard_at = 0.0
@@ -104,21 +104,21 @@ class Stalls:
         seen = self._seen.get(call)
         if seen is None:
             self._seen[call] = _Seen(began, self._time)
-            self._heard_at = self._time  # a loop in which handlers come to an end is not blocked
+            self._heard_at = self._time  # a loop that starts handlers is not blocked
             return
         seconds, timeout = self._time - seen.since, call.timeout_seconds
-        if seconds > timeout / 2 and not seen.said_busy:
-            seen.said_busy = True
-            log.warning("handler_busy", **self._told(call, seconds), timeout_seconds=timeout)
-        if seconds > timeout + STUCK_SECONDS and not seen.said_stuck:
-            seen.said_stuck = True
-            log.error("handler_stuck", **self._told(call, seconds), ends_process_at_seconds=timeout + self._grace)
-            self._readiness.obstruct(call, f"{call.handler} goes on past its time-out: {call.what()}")
+        if seconds > timeout / 2 and not seen.reported_busy:
+            seen.reported_busy = True
+            log.warning("handler_busy", **self._described(call, seconds), timeout_seconds=timeout)
+        if seconds > timeout + STUCK_SECONDS and not seen.reported_stuck:
+            seen.reported_stuck = True
+            log.error("handler_stuck", **self._described(call, seconds), ends_process_at_seconds=timeout + self._grace)
+            self._readiness.obstruct(call, f"{call.handler} ignores its time-out: {call.what()}")
         if seconds > timeout + self._grace:
-            self._end("handler_ended_with_its_process", **self._told(call, seconds))
+            self._end("handler_ended_with_its_process", **self._described(call, seconds))
 
     def _ended(self, call: Call, seen: _Seen) -> None:
-        if seen.said_stuck:
+        if seen.reported_stuck:
             self._readiness.clear(call)
             log.warning("handler_unstuck", seconds=round(self._time - seen.since, 1))
 
@@ -131,7 +131,7 @@ class Stalls:
             self._answered, self._heard_at = False, self._time
             try:
                 self._loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # it is closed
+            except RuntimeError:  # the loop is closed
                 self._closing.set()
             return
         seconds = self._time - self._heard_at
@@ -139,8 +139,10 @@ class Stalls:
             task = asyncio.current_task(self._loop)
             call = next((call for call in self._seen if call.task is task), None)
             self._blocked = call.handler if call else "no handler"
-            told = self._told(call, self._time - self._seen[call].since) if call else {"seconds": round(seconds, 1)}
-            log.warning("event_loop_blocked", **told, where=self._where())
+            described: dict[str, object] = {"seconds": round(seconds, 1)}
+            if call:
+                described = self._described(call, self._time - self._seen[call].since)
+            log.warning("event_loop_blocked", **described, where=self._where())
             self._readiness.obstruct(self, f"{self._blocked} blocks the event loop")
         if seconds > self._timeout + self._grace and not self._seen:
             self._end("blocked_event_loop_ended_with_its_process", seconds=round(seconds, 1), where=self._where())
@@ -148,11 +150,11 @@ class Stalls:
     def _answer(self) -> None:
         self._answered = True
 
-    def _told(self, call: Call, seconds: float) -> dict[str, object]:
+    def _described(self, call: Call, seconds: float) -> dict[str, object]:
         return {"handler": call.handler, "at": call.what(), "seconds": round(seconds, 1)}
 
     def _where(self) -> str:
-        """From the handler to where it is, as far as it is one."""
+        """Return the loop thread's stack, from the handler inwards if one is running."""
         inside = takewhile(
             lambda at: not at[0].f_globals.get("__name__", "").startswith("processor.handling."),
             walk_stack(sys._current_frames().get(self._loop_thread)),  # noqa: SLF001
@@ -160,16 +162,15 @@ class Stalls:
         places = [f"{Path(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}" for frame, line in inside]
         return " > ".join(reversed(places[:5]))
 
-    def _end(self, event: str, **said: object) -> None:
-        log.error(event, **said, note=NOTE)
+    def _end(self, event: str, **data: object) -> None:
+        log.error(event, **data, note=NOTE)
         exit_now(1)
 
 
 def exit_after(seconds: float, code: int, reason: str = "asked to stop") -> Callable[[], None]:
-    """End the process if it has not ended by itself by then. Returns how to take that back.
+    """End the process if it still runs after this time. Return a function that cancels this.
 
-    From a thread, because the end of the loop is not the end of the process: threads that wait for a broker are joined
-    after it.
+    It uses a thread, because the process outlives the event loop: threads that wait for a broker are joined after it.
     """
 
     def give_up() -> None:

@@ -1,8 +1,8 @@
 """Arrays as arguments of statements, nine times as fast as asyncpg encodes a list by itself.
 
-asyncpg walks over an array twice. The first walk looks for its dimensions and asks collections.abc of every element
-whether it is an array too, which takes most of the time; the second one encodes it. Whoever knows that no
-element is an array can spare it the first.
+asyncpg walks over an array twice. The first walk finds its dimensions and checks every element with collections.abc for
+being an array too, which takes most of the time. The second walk encodes it. If no element is an array, the first walk
+may be skipped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
     from asyncpg.prepared_stmt import PreparedStatement
 
-# For fewer elements it is not worth looking at them.
+# With fewer elements, checking them costs more than it saves.
 WORTH_IT = 16
 
-# Types whose values are no arrays.
+# Types whose values are never arrays.
 SCALARS = frozenset(
     {
         bool,
@@ -42,7 +42,7 @@ SCALARS = frozenset(
 
 
 class Flat(list[Any]):
-    """A list that shows nothing on the first of two walks."""
+    """A list that looks empty on the first of two walks."""
 
     __slots__ = ("_walked",)
 
@@ -55,19 +55,19 @@ class Flat(list[Any]):
         return iter(()) if self._walked else super().__iter__()
 
     def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
-        """A copy is a list: who copies must not count as who walks."""
+        """Copy it as a plain list: copying must not count as a walk."""
         return list, (self[:],)
 
 
 class Arrays:
-    """How arrays are handed to the asyncpg that is installed."""
+    """Prepares arrays for the installed version of asyncpg."""
 
     def __init__(self, *, walked_twice: bool) -> None:
         self._walked_twice = walked_twice
 
     @classmethod
     async def suited(cls, connection: Connection[Record]) -> Arrays:
-        """Asks for an array back: with an asyncpg that goes about it in another way, lists are left as they are."""
+        """Test whether an array survives the trick; if this asyncpg encodes in another way, lists stay as they are."""
         sent = [1, 2, None]
         try:
             received = await connection.fetchval("SELECT $1::integer[]", Flat(sent))
@@ -76,12 +76,12 @@ class Arrays:
         return cls(walked_twice=received == sent)
 
     def arguments(self, statement: PreparedStatement[Record], values: Sequence[Any]) -> Sequence[Any]:
-        """The arguments of a statement, arrays among them in the form that costs least."""
+        """Return the arguments of a statement, with arrays in the cheapest form."""
         if not self._walked_twice or not any(type(value) is list and len(value) >= WORTH_IT for value in values):
             return values
         parameters = statement.get_parameters()
         if len(parameters) != len(values):
-            return values  # asyncpg has the words for it
+            return values  # asyncpg raises the right error
         return [
             Flat(value)
             if parameter.kind == "array" and type(value) is list and SCALARS.issuperset(map(type, value))

@@ -1,9 +1,9 @@
-"""Batches of one consumer side by side, until they are caught in a deadlock; then one at a time for a while.
+"""Lets the batches of a consumer run side by side until two of them deadlock; then one at a time for a while.
 
-Handlers lock their rows in whatever order messages come. Two workers that do so on the same hot rows are in a
-deadlock with nearly every batch, and Postgres takes a second to notice each. So every batch holds its
-consumer's advisory lock, shared: that costs nothing. A batch that was in a deadlock runs again with the lock to
-itself, which no other batch of the consumer can disturb, and so do the next ones.
+Handlers lock rows in the order in which messages come. Two workers that do so on the same hot rows deadlock with nearly
+every batch, and Postgres takes up to a second to notice each. So every batch holds its consumer's advisory lock in
+shared mode, which costs nothing. A batch that was in a deadlock runs again with the exclusive lock, so that no other
+batch of the consumer can disturb it, and so do the next ones.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# So many batches are run alone after a deadlock; twice as many each time it was not enough, and half as many again
-# after as many that ran beside others without one.
+# This many batches run alone after a deadlock: twice as many after each further deadlock, and half as many again after
+# an equal number of batches beside others without one.
 FIRST_ALONE = 16
 MOST_ALONE = 1024
 
-# Longer than any batch: what a turn may take is not for the client to say.
+# Longer than any batch: a client-side time-out must not bound the wait for a turn.
 UNLIMITED_SECONDS = 1e9
 
 WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
@@ -43,27 +43,27 @@ class DeadlockGate:
         self._patience = settings.database.command_timeout_ms / 1000
         self._idle_seconds = settings.database.idle_in_transaction_timeout_ms / 1000
         self._alone = 0
-        self._calm = 0  # batches beside others since the last deadlock, or since there was last a change for it
+        self._calm = 0  # batches beside others since the last deadlock, or since `_after_deadlock` was last halved
         self._after_deadlock = FIRST_ALONE
 
     def begin_sql(self, *, anew: bool = False) -> str:
-        """Begin a transaction, and wait for its turn; the transaction's end gives the turn back.
+        """Return the SQL that begins a transaction and waits for its turn; the transaction's end ends the turn.
 
-        READ COMMITTED, whatever is the default there: a claim that has waited must see the row that it lost to. `anew`
-        rolls back what is open first.
+        READ COMMITTED, whatever the server's default: a claim that has waited must see the row that it lost to. `anew`
+        first rolls back the open transaction.
         """
         shared = "" if self._alone else "_shared"
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock{shared}({self._lock})"
         return f"ROLLBACK; {begin}" if anew else begin
 
     async def wait_for_turn(self, connection: Connection[Record], begin_sql: str) -> None:
-        """Run it, however long others take."""
+        """Run that SQL, and wait however long other batches take."""
         begun = asyncio.ensure_future(connection.execute(begin_sql, timeout=UNLIMITED_SECONDS))
         waiting = True
         try:
             while not (await asyncio.wait({begun}, timeout=self._patience))[0]:
                 if not waiting:
-                    raise TimeoutError("Postgres does not answer")  # the connection is of no use
+                    raise TimeoutError("Postgres does not answer")  # the connection is unusable
                 waiting = await self._is_waiting(connection.get_server_pid())
             begun.result()
         finally:
@@ -72,7 +72,7 @@ class DeadlockGate:
                 await asyncio.wait({begun})
 
     async def _is_waiting(self, backend: int) -> bool:
-        """Whether it waits for its turn. If not, the answer may be under way: it has come while Postgres was asked."""
+        """Return whether it waits for its turn. If not, its answer may have come while Postgres was asked."""
         async with self._control.use() as connection:
             for frozen in await end_frozen(connection, self._idle_seconds):
                 log.warning("frozen_session_ended", backend=frozen)

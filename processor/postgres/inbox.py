@@ -1,7 +1,7 @@
-"""One row per message and consumer; its primary key decides who does a message, and that it is done once.
+"""The inbox: one row per message and consumer. Its primary key decides which process handles a message, and only once.
 
-All inbox SQL is here. A claim inserts rows as `completed` at once: they become visible only with
-the commit that makes it true. Nothing checks first and acts later.
+The engine's inbox SQL is here. A claim inserts rows as `completed` at once: they become visible
+only with the commit that makes it true. Nothing checks first and acts later.
 
 Keys are always locked in sorted order, and before any row of a handler, so that two processes
 that claim the same messages wait for each other in one direction only.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from processor.messages.batch import Batch, Columns
     from processor.messages.record import Record
 
-# Waits while another transaction holds one of the keys: the unique index is the lock. Gives those we did not get.
+# Waits while another transaction holds one of the keys: the unique index is the lock. Returns the keys we did not get.
 CLAIM = """
     WITH won AS (
         INSERT INTO inbox (key, partition_id, "offset", payload_hash)
@@ -51,10 +51,10 @@ _COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
 # For fewer records the second round trip of a COPY costs more than it saves.
 COPY_FROM = 100
-# After a known key, so many batches without one are seen before the next COPY is tried.
+# After a key that existed, this many batches without one must pass before the next COPY.
 CLEAN_BATCHES = 16
 
-# A new statement, so that READ COMMITTED shows the row the insert lost to.
+# A separate statement, so that READ COMMITTED shows the row that the insert lost to.
 LOOK_UP = """
     SELECT key, partition_id, "offset", payload_hash, status::text, attempts, coalesce(unfinished, 0) AS unfinished,
            first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
@@ -79,7 +79,7 @@ TAKE_OVER = """
     RETURNING inbox.key, inbox.attempts
 """
 
-# The record as it came, with what went wrong or, for `parked`, without.
+# Keeps the record as it came: with its error if it failed, without one if it is parked.
 KEEP = """
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, message_id, type, finished_at, error,
                        record_key, payload, headers, timestamp_ms, first_failed_at, parked_key, history)
@@ -103,13 +103,13 @@ KEEP = """
         first_failed_at = coalesce(inbox.first_failed_at, excluded.first_failed_at),
         unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
         history = coalesce(inbox.history || excluded.history, excluded.history, inbox.history),
-        -- rows of this transaction stand as completed, their attempt already counted
+        -- rows claimed in this transaction are completed, with their attempt already counted
         attempts = inbox.attempts + (inbox.status = 'failed')::integer
 """
 
-# Of a message that is to be tried: what an attempt is to leave behind if it does not come to its end, or if it
-# fails and another one follows. A transaction of its own, and none for whoever no longer owns the partition. Nor for
-# another payload than the row's: it would take over the row of the message that had the id first.
+# Records the start of an attempt, so that it leaves a trace if it never ends, or if it fails and another follows. It
+# runs in a transaction of its own. It does nothing for a process that no longer owns the partition, nor for another
+# payload than the row's: that would take over the row of the message that had the id first.
 START = """
     WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id, type,
@@ -145,8 +145,8 @@ NOTE = """
     RETURNING attempts, first_failed_at
 """
 
-# We live, and the attempt is over: nobody is to take it for one that killed us. What it does outside may still be under
-# way if it was cut off ($3 is false): then the lease stays.
+# Takes an attempt back while we live: it must not look as if it had killed us. If it was cancelled ($3 is false), its
+# call outside may not have ended yet: then the lease stays.
 ABANDON = """
     UPDATE inbox
     SET unfinished = nullif(unfinished - 1, 0),
@@ -161,7 +161,7 @@ RENEW = """
     WHERE key = $1 AND status = 'processing' AND lease_owner = $2 RETURNING 1
 """
 
-# Whoever held these is taken for dead; what they were doing is tried again, with the same id.
+# Frees messages whose lease has expired, since its holder must have died. They are tried again with the same id.
 REAP = """
     WITH expired AS (
         SELECT key FROM inbox
@@ -176,7 +176,7 @@ REAP = """
 KEEP_RESULTS = """
     UPDATE inbox SET result = m.result, message_id = m.id
     FROM unnest($1::uuid[], $2::text[], $3::json[]) AS m(key, id, result)
-    -- ANY, though the join says it already: it makes the planner use the index whatever the table's size
+    -- ANY repeats the join's condition: it makes the planner use the index whatever the table's size
     WHERE inbox.key = m.key AND inbox.key = ANY ($1::uuid[])
 """
 
@@ -187,39 +187,39 @@ class PriorDelivery(Enum):
     REDELIVERY = "redelivery"  # done, at these coordinates
     DUPLICATE = "duplicate"  # done, at other coordinates
     COLLISION = "collision"  # another payload has this id
-    UNFINISHED = "unfinished"  # failed, or never came to an end; nothing of it is cached: try again
+    UNFINISHED = "unfinished"  # failed, or never ended; its outcome does not count: try again
     PARKED = "parked"  # waits behind a failed message of its key
     DISCARDED = "discarded"  # by an operator
-    BUSY = "busy"  # someone else is at it
+    BUSY = "busy"  # another process is handling it
 
 
 @dataclass(slots=True)
 class Claims:
-    """The outcome of one claim: whose handler runs, and why the others' do not."""
+    """The outcome of one claim: which records are handled, and why the others are not."""
 
     mine: list[int] = field(default_factory=list)  # by index in the batch, in order
     repeated: set[int] = field(default_factory=set)  # those that come again later in the same batch
     skipped: dict[PriorDelivery, int] = field(default_factory=dict)
     collisions: list[Record] = field(default_factory=list)
-    newly_failed: bool = False  # the claim itself has found somebody at fault
+    newly_failed: bool = False  # the claim itself has failed a record
 
-    def skip(self, verdict: PriorDelivery) -> None:
-        self.skipped[verdict] = self.skipped.get(verdict, 0) + 1
+    def skip(self, prior: PriorDelivery) -> None:
+        self.skipped[prior] = self.skipped.get(prior, 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class CutBefore:
-    """The batch has to end before this record: nothing was claimed."""
+    """The batch has to end before this record; nothing was claimed."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class BusyElsewhere:
-    """Someone else is processing a message under a live lease: nothing was claimed, come back later."""
+    """Another process is handling a message under a live lease; nothing was claimed, so try again later."""
 
     record: Record
-    seconds: float | None = None  # until the lease runs out
+    seconds: float | None = None  # until the lease expires
 
 
 class Inbox:
@@ -258,7 +258,7 @@ class Inbox:
             if earlier == index:
                 continue
             if records[earlier].failure is not None:
-                # Failed already, and what failed is never cached: the batch has to end before this one.
+                # The earlier one has failed, and a failure does not count: this one has to be tried in a later batch.
                 return CutBefore(index)
             if records[earlier].payload_hash == record.payload_hash:
                 claims.skip(PriorDelivery.DUPLICATE)
@@ -282,9 +282,9 @@ class Inbox:
         return claims
 
     async def keep(self, connection: Connection[Row], records: Sequence[Record], *, park: bool) -> None:
-        """Keep failed and parked records as they came; rows of this batch that were claimed as completed change.
+        """Keep failed and parked records as they came; this changes rows that were claimed as completed.
 
-        `park`: later messages of a failed one's key have to wait.
+        With `park`, later messages of a failed one's key have to wait.
         """
         if not records:
             return
@@ -317,9 +317,9 @@ class Inbox:
         await parked_keys.repeat(connection, [one for one in records if one.elsewhere and (park or one.parked)])
 
     async def start(self, connection: Connection[Row], record: Record, *, leased: bool = False) -> bool:
-        """Put on record that an attempt begins; False if there is none to be made, or not by us.
+        """Record that an attempt begins; return False if none is to be made, or not by us.
 
-        Leased, the message is ours alone until it is done or the lease runs out.
+        If `leased`, the message is ours alone until it is done or the lease expires.
         """
         row = await connection.fetchrow(
             START,
@@ -343,7 +343,7 @@ class Inbox:
         return True
 
     async def abandon(self, connection: Connection[Row], records: Sequence[Record], *, ended: bool) -> None:
-        """Take back that attempts were begun: they came to nothing, or were cut off, but not by our death."""
+        """Take back the start of attempts that ended without an outcome, or were cancelled, while we live."""
         begun = [record for record in records if record.begun]
         if begun:
             await connection.execute(ABANDON, _uuids(record.key for record in begun), self._owner, ended)
@@ -351,7 +351,7 @@ class Inbox:
                 record.begun = False
 
     async def note(self, connection: Connection[Row], record: Record, failure: Failure) -> None:
-        """Keep an attempt that failed and will be followed by another one; Fenced if the message is not ours to try."""
+        """Keep a failed attempt that another one will follow; raise Fenced if the message is not ours to try."""
         row = await connection.fetchrow(
             NOTE,
             record.key.hex(),
@@ -373,7 +373,7 @@ class Inbox:
         record.attempts, record.first_failed_at = row["attempts"], row["first_failed_at"]
 
     async def renew(self, connection: Connection[Row], record: Record) -> bool:
-        """False if the lease is no longer ours."""
+        """Renew the lease; return False if it is no longer ours."""
         return await connection.fetchval(RENEW, record.key.hex(), self._owner, self._lease) is not None
 
     async def reap(self, connection: Connection[Row], partition_ids: Sequence[int]) -> list[str]:
@@ -381,7 +381,7 @@ class Inbox:
         return [row[0] for row in await connection.fetch(REAP, partition_ids)]
 
     async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:
-        """In the messages' rows; a type without inbox has none, and must not touch that of another message."""
+        """Keep results in the messages' rows. A type without inbox has none, and must not touch another message's."""
         results = [(record, result) for record, result in results if record.in_inbox]
         if results:
             await connection.execute(
@@ -414,7 +414,7 @@ class Inbox:
     async def _claim_keys(
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int], claims: Claims
     ) -> list[int] | CutBefore | BusyElsewhere:
-        """Insert a row for each key, and settle whose those are that were there already; gives what collides."""
+        """Insert a row for each key, and settle the keys that existed already; return the indices that collide."""
         known = await self._insert(connection, records, by_key)
         claims.mine += [index for key, index in by_key.items() if key not in known]
         return await self._settle(connection, records, {key: by_key[key] for key in known}, claims) if known else []
@@ -422,7 +422,7 @@ class Inbox:
     async def _insert(
         self, connection: Connection[Row], records: Sequence[Record], by_key: dict[bytes, int]
     ) -> set[bytes]:
-        """Insert a row for each of these; gives the keys that were there already."""
+        """Insert a row for each of these; return the keys that existed already."""
         if not by_key:
             return set()
         rows = await connection.fetch(CLAIM, _uuids(by_key), *_columns([records[i] for i in by_key.values()]))
@@ -432,7 +432,7 @@ class Inbox:
     async def _settle(
         self, connection: Connection[Row], records: Sequence[Record], lost: dict[bytes, int], claims: Claims
     ) -> list[int] | CutBefore | BusyElsewhere:
-        """Read what is there under keys we did not get; gives the indices that collide."""
+        """Read the rows of keys that we did not get, and decide by them; return the indices that collide."""
         colliding: list[int] = []
         to_take: dict[bytes, int] = {}
         waiting: list[Record] = []
@@ -459,7 +459,7 @@ class Inbox:
             (i for k, i in to_take.items() if found[k]["status"] == "pending" and not records[i].alone), default=None
         )
         if unknown is not None:
-            # It failed before, or killed whoever tried it: from now on it runs alone, and its start is put on record.
+            # It failed before, or killed the process that tried it: now it runs alone, and its start is recorded.
             records[unknown].alone = True
             return CutBefore(unknown)
         if to_take:
@@ -478,7 +478,7 @@ class Inbox:
         return colliding
 
     def _judge(self, record: Record, row: Row) -> PriorDelivery:
-        """An id belongs to the payload that came with it first, whatever has become of that one."""
+        """Decide by the earlier row. An id belongs to the payload that came with it first, whatever its outcome."""
         status = row["status"]
         place = (record.reading.partition_id, record.message.offset)
         if status in ("completed", "discarded") and (row["partition_id"], row["offset"]) == place:
@@ -499,18 +499,21 @@ class Inbox:
     async def _claim_collisions(
         self, connection: Connection[Row], records: Sequence[Record], colliding: list[int], claims: Claims
     ) -> list[int] | CutBefore | BusyElsewhere:
-        """Same id, other payload: by policy. Failed or processed, it gets a row of its own under id and coordinates."""
+        """Skip, fail or process messages with another payload under a known id, as the policy says.
+
+        Failed or processed, each gets a row of its own, under its id and coordinates.
+        """
         claims.collisions = [records[index] for index in colliding]
         if self._on_collision == "skip":
             return []
         by_key = {}
         for index in colliding:
             record = records[index]
-            if not record.collided:  # or else an earlier try of this batch has done this already
+            if not record.collided:  # otherwise an earlier try of this batch has done this already
                 record.collided = True
                 if self._on_collision == "fail":
                     claims.newly_failed = True
-                    record.parked = False  # waiting would not make it another message
+                    record.parked = False  # it would still collide after waiting
                     record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
                 record.message.id = f"{record.message.id}~{record.place}"
                 record.key = self._key_of(record.message.id)
@@ -537,7 +540,7 @@ _4, _8, _16 = repeat(4), repeat(8), repeat(16)
 
 
 def _row_id(record: Record) -> str:
-    """Where a failure is kept. A type without inbox must not touch the row of a message that has one."""
+    """Return the id of the row that keeps a failure. A type without inbox must not touch another message's row."""
     return record.message.id if record.in_inbox else f"{record.message.id}~{record.place}"
 
 
@@ -554,7 +557,7 @@ def _columns(records: Sequence[Record]) -> tuple[list[int], list[int], list[int]
 
 
 def _ways(history: str | None) -> frozenset[tuple[str | None, ...]]:
-    """In which a message has failed for good before: see Failure.way."""
+    """Return the ways in which a message has failed for good before: see Failure.way."""
     names = ("class", "reason", "exception", "sqlstate")
     events = orjson.loads(history or "[]")
     return frozenset(tuple(map(event.get, names)) for event in events if event["event"] == "failed")

@@ -1,7 +1,7 @@
-"""One row per partition: who owns it and how far its work is committed; and the outputs that Kafka may not have yet.
+"""The ledger: each partition's owner, and how far its work is committed; and the outputs that Kafka may not have yet.
 
-All SQL of the tables ledger and unsent is here. The epoch is the fence on the Postgres side: a new owner raises it, and
-`advance` of anybody with an older one matches no row. Rows are locked in one order everywhere.
+The SQL of the tables ledger and unsent is here. The epoch is the fence on the Postgres side: a new owner raises
+it, and then `advance` with an older epoch matches no row. All statements lock rows in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from processor.messages.positions import Log
 
-# Waits for a predecessor's open transaction where it has reached its ledger rows, and shuts out its next one.
+# Waits for a predecessor's open transaction that has locked its ledger rows, and shuts out its later ones.
 RAISE_EPOCH = """
     WITH mine AS (
         SELECT l.topic, l.partition, p.at_least, p.alive FROM ledger l
@@ -37,14 +37,14 @@ RAISE_EPOCH = """
               l.partition_id, l.unfinished_owners, l.suspects, l.deaths, l.first_epoch
 """
 
-# A statement of its own, behind the one above: only so it sees what a predecessor committed while that one waited.
+# A separate statement after the one above: only so it sees what a predecessor committed while that one waited.
 UNSENT = """
     SELECT partition_id, outputs FROM unsent WHERE partition_id = ANY ($1::integer[]) ORDER BY partition_id, next_offset
 """
 
 SLOTS = "SELECT DISTINCT slot FROM ledger WHERE consumer = $1 AND slot IS NOT NULL"
 
-# Not of rows that somebody is just taking over: they get another one.
+# Skips rows that another process is taking over: they get another slot.
 FORGET_SLOT = """
     WITH its AS (
         SELECT topic, partition FROM ledger WHERE consumer = $1 AND slot = $2
@@ -65,21 +65,21 @@ MET = """
     WHERE consumer = $1 AND topic = ANY ($2::text[]) GROUP BY topic_id
 """
 
-# Before the first batch of an owner: whoever dies of it leaves this behind, whoever lives takes it back.
+# Runs before an owner's first batch: an owner that dies at it leaves the count behind, one that lives takes it back.
 BEGIN_WORK = """
     UPDATE ledger l SET unfinished_owners = greatest(0, l.unfinished_owners + $5)
     FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS p(topic, partition, epoch)
     WHERE l.consumer = $1 AND l.topic = p.topic AND l.partition = p.partition AND l.epoch = p.epoch
 """
 
-# Survives the death of a process, which is all it is for, and so need not be on disk.
+# It has to survive only the death of this process, so it need not be on disk.
 MARK_IN_PROGRESS = """
     WITH unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
     UPDATE ledger SET in_progress = CASE WHEN $5::bigint IS NOT NULL THEN int8range($5, $6) END FROM unhurried
     WHERE consumer = $1 AND topic = $2 AND partition = $3 AND epoch = $4
 """
 
-# Not for whoever is no longer the owner: after a rewind the same offsets may have outputs that are yet to be sent.
+# Only the current owner may delete: after a rewind the same offsets may have outputs that are still to be sent.
 MARK_SENT = """
     DELETE FROM unsent u
     USING ledger l JOIN unnest($1::integer[], $2::bigint[], $3::bigint[]) AS p(partition_id, epoch, published)
@@ -87,7 +87,7 @@ MARK_SENT = """
     WHERE u.partition_id = l.partition_id AND u.next_offset <= p.published
 """
 
-# Outputs are forgotten here when Kafka is known to have them, and never before.
+# It deletes outputs only when Kafka is known to have them.
 ADVANCE = f"""
     WITH mine AS (
         SELECT l.partition_id, b.published, b.next, b.outputs, b.cautious FROM ledger l
@@ -110,7 +110,7 @@ ADVANCE = f"""
     RETURNING l.topic, l.partition
 """  # noqa: S608 - a constant of ours
 
-# Positions move back or ahead only here, by an operator's doing; outputs are gone because they were sent.
+# Only an operator's change moves positions without a batch, back or ahead; the stored outputs were sent before.
 REPOSITION = """
     WITH moved AS (
         UPDATE ledger SET first_offset = $5, next_offset = $5, updated_at = now()
@@ -131,10 +131,10 @@ class LedgerRow:
     next_offset: int
     partition_id: int
     unsent: Sequence[bytes] = ()  # outputs of batches that Kafka is not known to have, in their order
-    unfinished_owners: int = 0  # that began to work since a batch was last committed
+    unfinished_owners: int = 0  # owners that began to work since a batch was last committed
     suspects: range | None = None  # the offsets that were in progress when the last owner died
-    deaths: int = 0  # of owners in a row, at just those offsets
-    first_epoch: int = 0  # offsets committed under an older one are of another topic, which had the name before
+    deaths: int = 0  # owners in a row that died at exactly those offsets
+    first_epoch: int = 0  # offsets committed under an older epoch belong to an earlier topic of the same name
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +147,11 @@ class Advance:
     next_offset: int
     outputs: bytes | None
     published: int  # everything below is known to be in Kafka
-    cautious: bool = False  # still looking for the record that killed our predecessors
+    cautious: bool = False  # the search for the record that killed our predecessors goes on
 
 
 class Sent(NamedTuple):
-    """Below which position Kafka is known to have the outputs of a partition."""
+    """Up to where Kafka is known to have the outputs of a partition."""
 
     partition_id: int
     epoch: int
@@ -164,11 +164,11 @@ class Ledger:
         self._owner = owner
 
     async def slots(self, connection: Connection[Row]) -> set[int]:
-        """Of those who own partitions, or did when they died."""
+        """Return the slots of owners, including dead ones."""
         return {row["slot"] for row in await connection.fetch(SLOTS, self._consumer)}
 
     async def forget_slot(self, connection: Connection[Row], slot: int) -> None:
-        """Nothing is left of whoever had it."""
+        """Forget a dead owner's slot: its transaction was ended."""
         await connection.execute(FORGET_SLOT, self._consumer, slot)
 
     async def raise_epochs(
@@ -180,8 +180,8 @@ class Ledger:
     ) -> dict[Partition, LedgerRow]:
         """Become the owner; partitions without a row are absent from the answer.
 
-        `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again. Who was
-        at work on those that are `alive` has not died: it is us.
+        `at_least` is the newest epoch seen in Kafka: a restored database must not hand out old ones again. On
+        partitions in `alive` we were the owner ourselves, so nobody died there.
         """
         rows = await connection.fetch(
             RAISE_EPOCH,
@@ -213,7 +213,7 @@ class Ledger:
         }
 
     async def met(self, connection: Connection[Row], topics: Collection[str]) -> dict[str, int]:
-        """How many partitions these topics had when this consumer first met them, by topic id."""
+        """Return by topic id how many partitions these topics had when this consumer first read them."""
         return {row["topic_id"]: row["partitions"] for row in await connection.fetch(MET, self._consumer, list(topics))}
 
     async def create(
@@ -237,7 +237,7 @@ class Ledger:
     async def begin_work(
         self, connection: Connection[Row], begun: Iterable[tuple[Partition, int]], count: int = 1
     ) -> None:
-        """Count the start of work on these, or with -1 take it back: (partition, epoch)."""
+        """Count the start of work on these partitions, each with its epoch, or with -1 take it back."""
         begun = list(begun)
         await connection.execute(
             BEGIN_WORK,
@@ -251,7 +251,7 @@ class Ledger:
     async def mark_in_progress(
         self, connection: Connection[Row], partition: Partition, epoch: int, offsets: range | None
     ) -> None:
-        """Put on record which records are being handled now; None when none is."""
+        """Mark the records that are being handled; None if none is."""
         first, end = (offsets.start, offsets.stop) if offsets else (None, None)
         await connection.execute(MARK_IN_PROGRESS, self._consumer, partition.topic, partition.number, epoch, first, end)
 
@@ -260,7 +260,7 @@ class Ledger:
     ) -> set[Partition]:
         """Record a batch in the open transaction; a partition missing from the answer has another owner.
 
-        Stored outputs that were `sent`, of whichever partition, are forgotten.
+        Also deletes stored outputs that were `sent`, of these and other partitions.
         """
         rows = await connection.fetch(
             ADVANCE,
@@ -282,7 +282,7 @@ class Ledger:
         return found is not None
 
     async def mark_sent(self, connection: Connection[Row], sent: Sequence[Sent]) -> None:
-        """Forget outputs that Kafka is known to have."""
+        """Delete stored outputs that Kafka is known to have."""
         await connection.execute(MARK_SENT, *_columns(sent))
 
 

@@ -1,11 +1,11 @@
 """Keys whose messages wait behind one that failed, so that each key is processed in order or not at all.
 
-A key is parked as long as the inbox has a row with its `parked_key`: the failed message, and those that came
-after it. The engine remembers which keys those may be, so that other keys cost a look into a set. What comes
+A key is parked as long as the inbox has a row with its `parked_key`: the failed message, and those that came after it.
+The engine remembers which keys these may be, so that any other key costs only a look into a set. A message that comes
 again, sent by an operator or read again, runs if everything before it is done, and waits again if not.
 
-A message has one row, in the partition where it was first seen. Where it comes again in another one, that place is kept
-too. Nobody can wait for each other so: whatever a message waits for was seen before it.
+A message has one row, in the partition where it was first seen. If it comes again in another partition, that place is
+kept too. Messages cannot wait for each other in a circle: a message waits only for messages seen before it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LOAD = """
     UNION SELECT partition_id, parked_key FROM parked_repeats WHERE partition_id = ANY ($1::integer[])
 """
 
-# Repeats of what is done are of no interest any more; until somebody comes by here they do no harm.
+# Repeats of messages that are done have no effect any more; the next owner of the partition deletes them here.
 FORGET_REPEATS = """
     DELETE FROM parked_repeats r WHERE partition_id = ANY ($1::integer[])
     AND NOT EXISTS (SELECT FROM inbox i WHERE i.key = r.key AND i.parked_key IS NOT NULL)
 """
 
-# The first place is the one that counts.
+# Only the first place of a repeat counts.
 REPEAT = """
     INSERT INTO parked_repeats (partition_id, parked_key, "offset", key)
     SELECT * FROM unnest($1::integer[], $2::bytea[], $3::bigint[], $4::uuid[])
@@ -47,7 +47,7 @@ REPEAT = """
     ON CONFLICT DO NOTHING
 """
 
-# What is not done of one key k in one partition, in order: so many of the first.
+# The first `limit` unfinished messages of a key k in a partition, in order.
 QUEUE = """
     (SELECT i.key, i."offset" FROM inbox i
      WHERE i.partition_id = k.partition_id AND i.parked_key = k.parked_key AND i.parked_key IS NOT NULL
@@ -71,12 +71,12 @@ _failure, _parked = attrgetter("failure"), attrgetter("parked")
 
 
 def digest(key: bytes) -> bytes:
-    """What a key is known by here: an index could not hold one of any length. `sha256` in the database is the same."""
+    """Return the digest that stands for a key, which may be too long for an index; the same as `sha256` in SQL."""
     return hashlib.sha256(key).digest()
 
 
 async def load(connection: Connection[Row], partition_ids: Sequence[int]) -> dict[int, set[bytes]]:
-    """The digests of the parked keys of each partition."""
+    """Return the digests of the parked keys of each partition."""
     found: dict[int, set[bytes]] = {partition_id: set() for partition_id in partition_ids}
     await connection.execute(FORGET_REPEATS, list(partition_ids))
     for row in await connection.fetch(LOAD, list(partition_ids)):
@@ -87,17 +87,17 @@ async def load(connection: Connection[Row], partition_ids: Sequence[int]) -> dic
 async def sort_out(
     connection: Connection[Row], batch: Batch, parked: Mapping[Partition, set[bytes]], *, park: bool
 ) -> None:
-    """Mark the records that have to wait. `park`: also behind those that fail in this very batch.
+    """Mark the records that have to wait; with `park`, also behind those that fail in this same batch.
 
-    `parked`: keys of each partition that may be parked; those that turn out not to be are removed.
+    `parked` has the keys of each partition that may be parked; those that are not any more are removed.
     """
-    if any(map(_parked, batch.rows)):  # in an earlier try
+    if any(map(_parked, batch.rows)):  # marked in an earlier try
         for record in batch.rows:
             record.parked = False
     if not any(parked.values()) and not (park and any(map(_failure, batch.rows))):
         return
     records = batch.as_rows()
-    waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # by partition and key: the inbox keys of what is not done
+    waiting: dict[tuple[int, bytes], deque[bytes]] = {}  # inbox keys of unfinished messages, by partition and key
     digests = {key: digest(key) for record in records if (key := record.message.key) is not None}
     asked = {
         (record.reading.partition_id, digests[record.message.key]): record.partition
@@ -117,7 +117,7 @@ async def sort_out(
         place = (record.reading.partition_id, digests[record.message.key])
         queue = waiting.get(place)
         if queue and queue[0] != record.key:
-            # A collision has failed whatever is before it: parked, it would be processed when its turn comes.
+            # A collision fails whatever is before it: if it were parked, it would be processed later.
             record.parked = not (record.collided and record.failure is not None)
         elif record.failure is not None:
             if park and not queue:
@@ -127,7 +127,7 @@ async def sort_out(
 
 
 async def repeat(connection: Connection[Row], records: Sequence[Record]) -> None:
-    """Keep where these, whose rows are in another partition, have come again: others wait behind them here too."""
+    """Keep the places of messages whose rows are in another partition: others wait behind them here too."""
     places = [
         (record.reading.partition_id, digest(record.message.key), record.message.offset, record.key.hex())
         for record in records

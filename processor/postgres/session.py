@@ -1,4 +1,4 @@
-"""Connections to Postgres that come back."""
+"""Connections to Postgres that are replaced when they break."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:
-    Connection = asyncpg.Connection  # which is generic for type checkers alone
+    Connection = asyncpg.Connection  # generic only for type checkers
 
 TERMINATE_SECONDS = 5.0
 
-# Two workers on the same hot rows stand still until Postgres notices that they are in a deadlock; by default it looks
-# after a whole second. Only who may set this does (GRANT SET ON PARAMETER), and nobody's own choice is overruled.
+# Two workers in a deadlock on hot rows stand still until Postgres notices it, by default after a whole second. Only a
+# role with the right may change this (GRANT SET ON PARAMETER), and a value that somebody has chosen stays.
 NOTICE_DEADLOCKS = """
     SELECT set_config('deadlock_timeout', '50ms', false)
     FROM pg_settings
@@ -35,8 +35,8 @@ NOTICE_DEADLOCKS = """
 """
 PARAMETER_PRIVILEGES = 15  # the version of Postgres that has them
 
-# Postgres itself ends transactions that are idle. One in the middle of a statement is not, however long its client is
-# silent: between preparing a statement and running it, as asyncpg does that, and until all of a COPY has come.
+# Postgres itself ends idle transactions. But one in the middle of a statement does not count as idle, however long its
+# client is silent: that is after asyncpg has prepared a statement and before it runs it, and during a COPY.
 END_FROZEN = """
     WITH frozen AS MATERIALIZED (
         SELECT pid FROM pg_stat_activity
@@ -50,9 +50,9 @@ END_FROZEN = """
 
 
 class Session:
-    """One connection at a time, replaced when it breaks; one user at a time.
+    """One connection at a time, replaced when it breaks, for one user at a time.
 
-    `retried` says that whoever uses it comes again anyway: then what may pass becomes BatchAborted.
+    If its users are `retried` anyway, an error that may pass becomes BatchAborted.
     """
 
     def __init__(self, settings: Settings, role: str, *, retried: bool = False) -> None:
@@ -61,18 +61,18 @@ class Session:
         self._retried = retried
         self._connection: Connection | None = None
         self._turn = asyncio.Lock()
-        self._met = False  # whether the database has ever let us in
+        self._met = False  # whether the database has ever accepted a connection
         self.statements: Statements
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
-        """Raises ConnectionLost if there is no connection to be had, or if it broke under way."""
+        """Use the connection. Raises ConnectionLost if none can be made, or if it breaks."""
         async with self._turn:
             connection = await self._connected()
             try:
                 yield connection
             except asyncio.CancelledError:
-                # A statement was cut off, maybe a COMMIT: nothing is known about this connection any more.
+                # A statement was cancelled, maybe a COMMIT: the state of this connection is unknown.
                 await self.drop()
                 raise
             except Exception as error:
@@ -86,13 +86,13 @@ class Session:
                 if sqlstates.is_forbidden(error):
                     raise SetupError(rights.lacking(self._settings, error)) from None
                 if sqlstates.is_read_only(error):
-                    await self.drop()  # this server has become a reader; the next connection may find the writer
+                    await self.drop()  # this server has become read-only; the next connection may find the writer
                 if self._retried and (sqlstates.is_transient(error) or sqlstates.is_outage(error)):
                     raise BatchAborted(f"database ({self._role}): {_one_line(error)}") from error
                 raise
 
     def broken(self, error: BaseException) -> bool:
-        """Whether this error is the connection's end, rather than a statement's."""
+        """Return whether this error ended the connection, and not only a statement."""
         return self._connection is None or self._connection.is_closed() or sqlstates.is_gone(error)
 
     async def drop(self) -> None:
@@ -117,7 +117,7 @@ class Session:
                     if connection.get_server_version().major >= PARAMETER_PRIVILEGES:
                         await connection.execute(NOTICE_DEADLOCKS)
                 except BaseException:
-                    connection.terminate()  # nobody else knows of it yet
+                    connection.terminate()  # nothing else refers to it yet
                     raise
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 text = self._settings.redact(_one_line(error))
@@ -132,10 +132,10 @@ class Session:
 
 @cache
 def _own(schema: str) -> type[Connection]:
-    """Connections whose statements find our tables in a schema of their own.
+    """Return a class of connections whose statements find our tables in their own schema.
 
-    Those of handlers are prepared (database.py) and left as they are: an unqualified name means to a handler what
-    search_path says, even if it is that of one of our tables.
+    Handlers' statements are prepared (handling/database.py) and stay unchanged: an unqualified name in them follows
+    search_path, even if one of our tables has the same name.
     """
 
     class OwnSchema(Connection):
@@ -158,8 +158,10 @@ def _own(schema: str) -> type[Connection]:
 
 
 async def connect(settings: Settings, **changes: Any) -> Connection:
-    """To the first host of the URL that takes writes. Each has the time for connecting to itself, and what is wrong
-    with all of them is said as one ConnectionError."""
+    """Connect to the first host of the URL that takes writes.
+
+    Each host gets the full time for connecting. If all fail, one ConnectionError names the reason for each.
+    """
     kwargs = settings.database.connect_kwargs(settings.consumer) | changes
     if settings.database.schema is not None:
         kwargs["connection_class"] = _own(settings.database.schema)
@@ -179,7 +181,7 @@ async def connect(settings: Settings, **changes: Any) -> Connection:
 
 
 async def end_frozen(connection: Connection, idle_seconds: float) -> list[int]:
-    """End transactions of this deployment whose client has been silent for so long; gives their backends."""
+    """End transactions of this deployment whose client has been silent this long; return their backends."""
     return [row["pid"] for row in await connection.fetch(END_FROZEN, timedelta(seconds=idle_seconds))]
 
 

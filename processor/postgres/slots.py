@@ -1,8 +1,8 @@
-"""A `transactional.id` that is stable across restarts and unique among the living.
+"""Slots: a `transactional.id` that is stable across restarts and unique among living processes.
 
-Each process leases the lowest free slot of its consumer by a Postgres session advisory lock. When it dies the lock goes
-with it. The next one takes the slot, and initialising the producer ends the dead one's open transaction at once,
-instead of leaving committed readers to wait for its time-out. If nobody comes, the living do it (orphans.py).
+Each process leases the lowest free slot of its consumer by a Postgres session advisory lock. When it dies, it loses the
+lock. The next process takes the slot, and initialising its producer ends the dead one's open transaction at once, so
+that committed readers need not wait for its time-out. If no process comes, the living ones end it (orphans.py).
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ LEASED = """
 
 
 class Slot:
-    """Ours for as long as this session's connection lives; another connection leases it anew.
+    """Our slot, leased as long as this session's connection lives; a new connection leases it again.
 
-    Nothing else uses that connection: whatever else is cut off must not make us look dead while our producer lives.
+    Nothing else uses that connection: if another statement were cancelled on it, we would look dead while our producer
+    lives.
     """
 
     def __init__(self, consumer: str, session: Session, ledger: Ledger) -> None:
@@ -47,7 +48,7 @@ class Slot:
         self._endings = _lock_class(f"processor-slot-ending:{consumer}")
         self._held: int | None = None
         self._leased_on: Connection[Record] | None = None
-        self.leases = 0  # one more whenever the connection was another one, so that the slot may have looked free
+        self.leases = 0  # counts new connections: with each the slot may have looked free for a moment
 
     @property
     def number(self) -> int:
@@ -55,7 +56,7 @@ class Slot:
         return self._held
 
     async def lease(self) -> str:
-        """The name that nobody else who lives has: the one held before if it is to be had."""
+        """Lease a name that no other living process has, the one held before if it is free."""
         async with self._session.use() as connection:
             if connection is not self._leased_on:
                 self._held = await self._lowest_free(connection)
@@ -66,8 +67,8 @@ class Slot:
     async def _lowest_free(self, connection: Connection[Record]) -> int:
         if self._held is not None and await self._take(connection, self._held):
             return self._held
-        # A slot that the ledger names may be of a process that lost its connection as we did, and is about to lease
-        # it again: to take it would fence that one, which would then fence the next.
+        # A slot that the ledger names may belong to a process that lost its connection as we did and is about to lease
+        # it again: taking it would fence that process, which would then fence the next.
         spared = set() if self._held is None else await self._ledger.slots(connection)
         for slot in range(MAX_SLOTS):
             if slot not in spared and await self._take(connection, slot):
@@ -75,16 +76,16 @@ class Slot:
         raise SetupError(f"all {MAX_SLOTS} transactional id slots of {self._consumer} are taken")
 
     async def leased(self, connection: Connection[Record]) -> set[int]:
-        """All slots that somebody who lives has."""
+        """Return the slots of all living processes."""
         return {row["slot"] for row in await connection.fetch(LEASED, self._leases)}
 
     @asynccontextmanager
     async def ending(self, slot: int) -> AsyncIterator[bool]:
-        """Whether the slot is nobody's, and stays so until we are through; who leases it meanwhile waits for us."""
+        """Yield whether the slot is free. A process that leases it meanwhile waits until this ends."""
         async with self._session.use() as connection:
             ours = await connection.fetchval(LEASE, self._endings, slot)
             leased = await self.leased(connection)
-            # Without our own among them we have been cut off just now, and so have others.
+            # If our own is missing, we have just lost the connection, and so may others.
             free = ours and self._held in leased and slot not in leased
         try:
             yield free
@@ -96,7 +97,7 @@ class Slot:
     async def _take(self, connection: Connection[Record], slot: int) -> bool:
         if not await connection.fetchval(LEASE, self._leases, slot):
             return False
-        # Whoever is just ending what was left of it would otherwise fence the producer that we initialise.
+        # Wait for a process that is ending the slot's transaction: it would fence the producer that we initialise.
         await connection.execute(WAIT, self._endings, slot)
         await connection.execute(RETURN, self._endings, slot)
         return True
@@ -106,5 +107,5 @@ class Slot:
 
 
 def _lock_class(name: str) -> int:
-    """A signed 32-bit key; two consumers with the same one only skip each other's slots."""
+    """Return a signed 32-bit key; two consumers with the same key only skip each other's slots."""
     return zlib.crc32(name.encode()) - 2**31

@@ -1,4 +1,4 @@
-"""What errors of Postgres mean: by SQLSTATE, never by text."""
+"""What errors of Postgres mean, by SQLSTATE and never by text."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterator
 
 import asyncpg
 
-# Worth another try as they are: serialization failure, deadlock, lock not available, cancelled, a stale plan.
+# The same statement may succeed at once: serialization failure, deadlock, lock not available, cancelled, a stale plan.
 _TRANSIENT = ("40001", "40P01", "55P03", "57014", "0A000")
-# Nobody's fault and not over at once: read-only, out of resources, trouble of the system.
+# The server is at fault, and needs time: read-only, out of resources, system errors.
 _OUTAGE = ("25006", "53", "58")
-# The connection is of no use any more, whatever asyncpg still thinks of it.
+# The connection is unusable, even if asyncpg does not know it yet.
 _GONE = ("08", "57P", "25P03")
-# A statement in a transaction that failed earlier: whoever is told is not who did it.
+# A statement in a transaction that failed earlier: an earlier statement is at fault.
 _BYSTANDER = ("25P02",)
-# What was to be stored cannot be: bad values, constraints, limits.
+# The data cannot be stored: bad values, constraints, limits.
 _DATA = ("21", "22", "23", "54")
-# A value that can never be stored: of the wrong form, missing, or against a rule about it.
+# A value that can never be stored: malformed, missing, or against a check.
 _BAD_VALUE = ("22", "23502", "23514")
-# Trying again changes nothing: wrong user, password or database name.
+# Trying again does not help: wrong user, password or database name, or a missing right.
 _REFUSED = ("28", "3D000", "42501")
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Also where a handler has wrapped the error in its own."""
+    """Return the SQLSTATE of an error, even if a handler has wrapped the error in its own."""
     return next((state for one in chain(error) if (state := _own_state(one))), None)
 
 
 class StatementTimedOut(TimeoutError):
-    """Postgres did not answer a statement in time; a handler's own time-outs are none of these."""
+    """Postgres did not answer a statement in time; a handler's own time-outs are other errors."""
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the database is likely to take the same at the next try."""
+    """Return whether the database is likely to accept the same at the next try."""
     return _has_state(error, _TRANSIENT) or any(isinstance(one, StatementTimedOut) for one in chain(error))
 
 
@@ -65,7 +65,7 @@ def is_refused(error: BaseException) -> bool:
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """The role lacks a right; where a handler has met that, it is its error."""
+    """Return whether the role lacks a right. Wrapped errors do not count: they are the handler's own."""
     return getattr(error, "sqlstate", None) == "42501"
 
 
@@ -74,12 +74,12 @@ def is_known_key(error: BaseException) -> bool:
 
 
 def is_bad_value(error: BaseException) -> bool:
-    """Whether it is the value that Postgres refuses, and would refuse again."""
+    """Return whether Postgres refuses the value, and would refuse it again."""
     return _has_state(error, _BAD_VALUE) or any(isinstance(one, asyncpg.DataError) for one in chain(error))
 
 
 def is_about_data(error: BaseException) -> bool:
-    """Postgres refused a value; asyncpg refuses some by itself, before they are sent."""
+    """Return whether a value was refused, by Postgres or, before it was sent, by asyncpg."""
     return _has_state(error, _DATA) or isinstance(error, asyncpg.DataError | asyncpg.InterfaceError)
 
 
@@ -88,13 +88,13 @@ def _has_state(error: BaseException, states: tuple[str, ...]) -> bool:
 
 
 def _own_state(error: BaseException) -> str | None:
-    """A handler's own exceptions may have anything under that name."""
+    """Return an error's own SQLSTATE. A handler's exceptions may have anything under that name."""
     state = getattr(error, "sqlstate", None)
     return state if isinstance(state, str) and len(state) == 5 and state.isalnum() else None
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and the members of groups."""
+    """Yield the error, its causes and contexts, and the members of groups."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

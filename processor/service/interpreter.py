@@ -1,8 +1,8 @@
-"""How the interpreter is set up for thousands of records in flight, and how its threads share it.
+"""Sets up the interpreter for thousands of records in flight, and lets its threads share it.
 
-The event loop goes first: Postgres waits for what it does next. A thread that wants the interpreter gets it when the
-one that has it lets go, or after SWITCH_SECONDS. That is long, so that the event loop is seldom interrupted. The other
-threads, which work ahead of it or behind it, let go by themselves every half of a millisecond or so: see `breathe`.
+The event loop has priority, because Postgres waits for its next statement. A thread that wants the interpreter gets it
+when the running thread releases it, or after SWITCH_SECONDS. That is long, so that the event loop is rarely
+interrupted. The other threads release it themselves about every half millisecond: see `breathe`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import time
 from contextlib import suppress
 
 SWITCH_SECONDS = 0.02
-# Long enough for a thread that waits to be woken up: who only lets go for an instant has the interpreter again before.
+# Long enough for a waiting thread to wake up: after a shorter release the same thread would get the interpreter again.
 BREATH_SECONDS = 0.00005
-# So many records at a time are worth it.
+# Work on this many records is long enough to release the interpreter after it.
 MANY = 256
-# The interpreter's default looks through everything in flight far too often.
+# With the interpreter's default, garbage collection scans all records in flight far too often.
 GC_THRESHOLD = 50_000
-# Of malloc.h; the names are the manual's.
+# From malloc.h; the manual explains them under these names.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
-# So much that is free is not given back to the system.
+# Free memory up to this is not returned to the system.
 KEPT_BYTES = 67_108_864
 
 
 def tune() -> None:
-    """Before there are any other threads."""
+    """Tune garbage collection, thread switching and malloc. Call it before there are other threads."""
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -37,15 +37,15 @@ def tune() -> None:
 
 
 def breathe() -> None:
-    """Let the event loop have the interpreter if it wants it. For other threads, in the middle of many records."""
+    """Release the interpreter to the event loop if it wants it. For other threads, between pieces of long work."""
     time.sleep(BREATH_SECONDS)
 
 
 def _tune_malloc() -> None:
-    """Where it is glibc's. Memory of messages that one thread takes and another gives back is its weak spot.
+    """Tune glibc's malloc, which is slow when one thread allocates messages and another frees them.
 
-    An arena for each thread, its default, makes producing twice as dear; and what a batch has given back is wanted
-    again by the next one.
+    Its default, an arena for each thread, doubles the cost of producing. And the next batch needs the memory again that
+    the last one has freed.
     """
     with suppress(OSError, AttributeError):  # a system without mallopt
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,7 @@
 """`processor run`: one engine in this process, or a supervisor with several; signals, deadlines, exit codes.
 
-First SIGTERM or SIGINT: finish the batch, publish it, leave the group, exit 0. What is not done
-when run.stop_timeout_ms is nearly over is rolled back. A second signal ends the process on the spot; that
+First SIGTERM or SIGINT: finish the batch, publish it, leave the group, exit 0. Unfinished work is
+rolled back when run.stop_timeout_ms is nearly over. A second signal ends the process at once; that
 is safe at any time, since the next start repairs whatever was left.
 """
 
@@ -30,14 +30,14 @@ from processor.settings.schema import Settings
 
 log = structlog.get_logger()
 
-# The part of the stop time-out in which the batch may finish; the rest is for rolling back and leaving.
+# The share of the stop time-out in which the batch may finish; the rest is for rolling back and leaving the group.
 GRACE = 0.7
-# How often to look for a second signal that was not heard.
+# How often to wake the main thread, so that it handles a second signal.
 NUDGE_SECONDS = 0.2
 
 
 def run(settings: Settings, workers: int = 1) -> int:
-    """The exit code; raises ProcessorError where the service cannot or must not go on."""
+    """Run the service and return the exit code; raise ProcessorError if it cannot or must not go on."""
     if workers > 1:
         return supervisor.run([sys.executable, "-m", "processor", "run", settings.source], workers)
     failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
@@ -47,8 +47,8 @@ def run(settings: Settings, workers: int = 1) -> int:
         try:
             runner.run(_serve(settings, routes))
         except SystemExit as escaped:
-            # Out of a task that a handler started: it ends the loop, and nobody can tell whose it was.
-            # On the spot: so it counts as a death of the message, which is quarantined after some.
+            # It came from a task that a handler started: it ends the loop, and the message at fault is unknown.
+            # Exit at once: this counts as a death at the message, which is quarantined after several.
             log.error("ended_by_a_handlers_task", reason=f"a task raised SystemExit: {escaped}")  # noqa: TRY400
             exit_now(1)
     return 0
@@ -70,7 +70,7 @@ async def _serve(settings: Settings, routes: registry.Routes) -> None:
             raise
         log.warning("stopped_with_work_rolled_back")
     except BaseException as error:
-        # The end of the loop is not the end of the process: threads that wait for a broker are joined after it.
+        # The process outlives the event loop: threads that wait for a broker are joined after it.
         code = error.exit_code if isinstance(error, ProcessorError) else 1
         exit_after(settings.run.stop_timeout_ms / 1000, code, str(error))
         raise
@@ -81,7 +81,7 @@ async def _serve(settings: Settings, routes: registry.Routes) -> None:
 
 
 class _Stop:
-    """Signals are heard on a thread of its own: the event loop hears none while a handler blocks it."""
+    """Waits for signals on its own thread: the event loop gets none while a handler blocks it."""
 
     def __init__(self, engine: Engine, running: asyncio.Future[None], seconds: float) -> None:
         self._engine = engine
@@ -89,17 +89,17 @@ class _Stop:
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._grace: asyncio.TimerHandle | None = None
-        self._signals: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()  # that a signal may be put into
+        self._signals: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()  # reentrant
         self.asked = False
 
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._signals.put(signal.Signals(number)))
-        signal.signal(signal.SIGURG, lambda _number, _frame: None)  # by default it would wake nobody
+        signal.signal(signal.SIGURG, lambda _number, _frame: None)  # ignored by default, and then wakes no thread
         threading.Thread(target=self._hear, name="signals", daemon=True).start()
 
     def ask(self) -> None:
-        """As by a signal."""
+        """Ask the service to stop, as a signal does."""
         self._signals.put(None)
 
     def over(self) -> None:
@@ -118,7 +118,7 @@ class _Stop:
         exit_now(128 + (number or signal.SIGTERM))
 
     def _next_signal(self) -> signal.Signals | None:
-        """What comes just before the main thread sleeps in a handler's call is heard only when something wakes it."""
+        """Return the next signal. One that comes just before the main thread blocks is handled only after a wake-up."""
         while True:
             try:
                 return self._signals.get(timeout=NUDGE_SECONDS)

@@ -1,7 +1,7 @@
-"""Several worker processes under one parent: started again with backoff, stopped by one signal.
+"""Runs several worker processes under one parent: restarts them with backoff, and stops them on one signal.
 
-Workers share nothing but the consumer group. They run in sessions of their own, so that Ctrl-C reaches them
-once, through the parent; and they hold the end of a pipe, so that they stop when the parent is gone.
+Workers share nothing but the consumer group. Each runs in a session of its own, so that Ctrl-C reaches it once, through
+the parent. Each holds the end of a pipe, so that it stops when the parent dies.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import structlog
 log = structlog.get_logger()
 
 PIPE = "PROCESSOR_SUPERVISOR_PIPE"
-# Bad configuration, or an operator has to decide: starting again would only repeat it.
+# Exit codes for a wrong configuration, and for a halt that an operator must resolve: a restart would only repeat them.
 FINAL = (2, 3)
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
-# A worker that ran this long was healthy: it is replaced at once. Delays are for those that cannot even start.
+# A worker that ran this long was healthy and is replaced at once. Delays are for workers that cannot even start.
 HEALTHY_SECONDS = 10.0
 
 
@@ -31,7 +31,7 @@ def run(command: Sequence[str], workers: int) -> int:
 
 
 def orphaned(stop: Callable[[], None]) -> Callable[[], None]:
-    """In a worker: call `stop` when the supervisor is gone. Returns how to stop watching."""
+    """In a worker, call `stop` when the supervisor dies. Return a function that ends this watch."""
     descriptor = os.environ.get(PIPE)
     if descriptor is None:
         return lambda: None
@@ -68,7 +68,7 @@ class _Supervisor:
         return self._exit_code
 
     def _stop(self, reason: str) -> None:
-        """The first time workers finish; the second signal makes them stop at once."""
+        """Pass a signal on: at the first one workers finish, at the second one they stop at once."""
         log.info("stopping_workers", reason=reason, workers=len(self._processes))
         self._stopping.set()
         for process in self._processes:
@@ -87,7 +87,7 @@ class _Supervisor:
             )
             self._processes.add(process)
             log.info("worker_started", worker=index, pid=process.pid)
-            if self._stopping.is_set():  # while it was being started
+            if self._stopping.is_set():  # a stop came while the worker was being started
                 process.send_signal(signal.SIGTERM)
             code = await process.wait()
             self._processes.discard(process)

@@ -75,6 +75,6 @@ def test_ctrl_c_in_the_middle_puts_everything_away(folder: Path) -> None:
     demo.send_signal(signal.SIGINT)  # an impatient person
     _, err = demo.communicate(timeout=60)
     assert demo.returncode == 130, err
-    assert err.splitlines()[-1] == "interrupted: everything is put away"
+    assert err.splitlines()[-1] == "interrupted: everything is cleaned up"
     assert not child.is_running()
     assert left_over(folder) == []

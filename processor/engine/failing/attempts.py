@@ -1,6 +1,6 @@
-"""What is put on record before a message is tried, so that an attempt that kills its process leaves a trace.
+"""Records the start of an attempt before it is made, so that an attempt that kills its process leaves a trace.
 
-Only for messages with a history, and for handlers that act outside: those are called here, outside any transaction.
+Only for messages that failed before, and for handlers that act outside: those are called here, outside any transaction.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Attempts:
         self._effects: dict[tuple[int, int], Effect] = {}
 
     async def begin(self, batch: Batch) -> Culprit | None:
-        """Put the start of attempts on record, and call the handlers that act outside; gives the first that fails."""
+        """Record the start of attempts, and call the handlers that act outside; return the first that fails."""
         records = batch.as_rows()
-        to_act: dict[object, list[int]] = {}  # by key, which is where order matters
+        to_act: dict[object, list[int]] = {}  # by key, because messages of one key have to stay in order
         async with self._session.use() as connection:
             await self._parking.sort_out(connection, batch)
             seen: set[bytes] = set()
@@ -70,10 +70,10 @@ class Attempts:
                 if record.key in seen or record.failure or record.foreign or record.parked:
                     continue
                 if not record.in_inbox:
-                    continue  # nobody would find the row again: its attempts are counted here, deaths in the ledger
+                    continue  # it has no row: memory counts its attempts, the ledger its deaths
                 seen.add(record.key)
                 if not await self._inbox.start(connection, record, leased=record.acts):
-                    continue  # it is done, or someone else has it: the claim tells
+                    continue  # it is done, or another process has it: the claim finds out
                 record.begun = True
                 if self.effect_of(record) is not None:
                     continue  # nobody can die of it any more
@@ -100,15 +100,15 @@ class Attempts:
             await self._inbox.abandon(connection, [record for record in others if record.begun], ended=True)
 
     async def end(self, records: Sequence[Record]) -> None:
-        """Attempts that count for nothing are over."""
+        """End attempts that do not count."""
         try:
             async with self._session.use() as connection:
                 await self._inbox.abandon(connection, records, ended=True)
-        except (BatchAborted, ConnectionLost) as trouble:  # at worst one too many is counted
+        except (BatchAborted, ConnectionLost) as trouble:  # at worst one attempt too many is counted
             self._emit(AttemptsNotEnded(str(trouble)))
 
     async def abandon(self, records: Sequence[Record]) -> None:
-        """Attempts were cut off while we live on: they must not look as if they had killed us."""
+        """Take back attempts that were cancelled while we live: they must not look as if they killed us."""
         async with self._session.use() as connection:
             await self._inbox.abandon(connection, records, ended=False)
 
@@ -127,7 +127,7 @@ class Attempts:
             }
 
     async def reap(self) -> None:
-        """For as long as we live: return what was leased by the dead."""
+        """Free messages whose lease has expired, since its owner must have died. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(self._reap_seconds)
             ours = [owned.partition_id for owned in self._partitions.owned() if owned.recovered]
@@ -135,7 +135,7 @@ class Attempts:
                 async with self._session.use() as connection:
                     for message_id in await self._inbox.reap(connection, ours):
                         self._emit(LeaseExpired(message_id))
-            except Exception as error:  # the next time, then: nobody else does it
+            except Exception as error:  # keep running: nothing else does this; it tries again next time
                 self._emit(NothingReaped(str(error)))
 
     async def _act_all(self, records: Sequence[Record], lanes: Sequence[Sequence[int]]) -> Culprit | None:
@@ -149,7 +149,7 @@ class Attempts:
                     self._effects[record.reading.partition_id, record.message.offset] = effect
                 except Exception as error:
                     failed[index] = error
-                    return  # what comes after it waits
+                    return  # the later messages of its key wait
 
         async with asyncio.TaskGroup() as group:
             for lane in lanes:
@@ -157,7 +157,7 @@ class Attempts:
         return Culprit(min(failed), failed[min(failed)]) if failed else None
 
     async def _act(self, record: Record) -> Effect:
-        """Call the handler, and keep its lease alive meanwhile."""
+        """Call the handler, and renew the message's lease meanwhile."""
         assert record.message_type is not None
         effect = Effect()
         renewal = asyncio.create_task(self._renew(record))
@@ -175,6 +175,6 @@ class Attempts:
             try:
                 async with self._leases.use() as connection:
                     if not await self._inbox.renew(connection, record):
-                        return  # the claim will tell who has it
+                        return  # the claim finds out who has it
             except (BatchAborted, ConnectionLost) as trouble:
                 self._emit(LeaseNotRenewed(record.message.id, str(trouble)))

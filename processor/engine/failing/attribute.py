@@ -1,4 +1,4 @@
-"""Whose fault an error is: the batch's, one message's, everybody's or nobody's. Pure."""
+"""Decides what an error means for the batch: one message is at fault, some message is, or none is. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from processor.postgres import sqlstates
 if TYPE_CHECKING:
     from processor.engine.failing.classify import Judge
 
-# A batch is run again in place this often when nobody is to blame. After that somebody is looked for.
+# A batch is run again unchanged this often if no message is at fault. After that, one is searched for.
 TRIES_IN_PLACE = 3
 
 
 def attribute(
     error: Exception, *, tries: int, careful: Collection[str], judge: Judge
 ) -> Again | Culprit | Unattributed | Wait | Exception:
-    """What an error means for the batch that was tried, after so many `tries`; or what to raise instead.
+    """Return the outcome that an error of a batch means after this many `tries`, or an exception to raise instead.
 
-    `careful`: statements that are sent so that it shows whose write is refused.
+    `careful` names the statements that are sent so that a refused write shows its message.
     """
     in_handler, index = isinstance(error, HandlerError), None
     if isinstance(error, NotYet):

@@ -1,8 +1,8 @@
-"""How a batch that does not go through whole is taken apart, until the message at fault stands alone.
+"""Splits a batch that fails as a whole until the message at fault is alone.
 
-A batch is optimistic: one transaction for all. When it fails and nobody knows which message was to blame, the first
-half is tried, then half of what is left of the suspects, and so on: one transaction for each halving. What comes after
-the suspects stays together, so that a single bad record among a thousand costs a dozen transactions, not a hundred.
+A batch is optimistic: one transaction for all records. If it fails and the message at fault is unknown, the first half
+is tried, then half of the remaining suspects, and so on: one transaction for each halving. The records after the
+suspects stay together, so that a single bad record among a thousand costs a dozen transactions, not a hundred.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class Remaining:
-    """The records of a batch that have no outcome yet, in order; `part` is what to try next.
+    """The records of a batch that have no outcome yet, in order; `part` returns those to try next.
 
-    Of records whose handlers act outside, up to `together` are tried at a time; any other that is to be alone is alone.
+    Up to `together` records whose handlers act outside are tried at a time; any other `alone` record is tried alone.
     """
 
     def __init__(self, batch: Batch, together: int = 1) -> None:
         self._rest = batch
         self._together = together
-        self._suspects = 0  # this many of the first are known to have a bad one among them
+        self._suspects = 0  # one of this many first records is at fault
         self._limit: int | None = None
         self._size = 0
-        self.tries = 0  # of the same part, nobody being at fault
+        self.tries = 0  # of the same part, without a message at fault
 
     def part(self) -> Batch:
-        """Empty when all is done."""
+        """Return the records to try next; empty when all have an outcome."""
         size = len(self._rest) if self._suspects == 0 else max(1, self._suspects // 2)
         if self._limit is not None:
             size = min(size, self._limit)
@@ -54,11 +54,11 @@ class Remaining:
         self._limit = None
 
     def cut(self, index: int) -> None:
-        """Try no further than to this record."""
+        """End the next part before this record."""
         self._limit = max(1, index)
 
     def narrow(self) -> Record | None:
-        """Somebody in the part is at fault; gives the record if it was alone in it."""
+        """Note that the part has a record at fault; return it if it was alone."""
         self._limit = None
         if self._size == 1:
             self._suspects = 0
@@ -67,13 +67,13 @@ class Remaining:
         return None
 
     def found(self) -> None:
-        """Who was at fault is known: no need to look any further."""
+        """End the search: the record at fault is known."""
         self.tries = 0
         self._suspects = 0
         self._limit = None
 
     def leave(self, owned: OwnedPartition, offset: int = 0) -> None:
-        """Take out the records of a partition from this offset on: they are read again later."""
+        """Remove the records of a partition from this offset on: they are read again later."""
         self.found()
         self._rest = Batch.of_rows(
             record
@@ -85,7 +85,7 @@ class Remaining:
 def let_go(error: BaseException) -> None:
     """Clear our own frames in this error's traceback.
 
-    Some of them hold the error itself: the circle would keep their batch in memory until garbage is collected.
+    Some of them hold the error itself: the cycle would keep their batch in memory until garbage collection.
     """
     seen: set[int] = set()
     earlier: list[BaseException | None] = [error]
@@ -95,7 +95,7 @@ def let_go(error: BaseException) -> None:
             seen.add(id(one))
             ours = False
             for frame, _ in traceback.walk_tb(one.__traceback__):
-                # Only our own: a handler's may still be at work, in a task that met the same error, and would be ended.
+                # Only our own: a handler's frame may still run, in a task that got the same error, and would be ended.
                 name = frame.f_globals.get("__name__", "")
                 ours = name.startswith("processor.") or (ours and name == "contextlib")
                 if ours:

@@ -1,7 +1,7 @@
-"""How many messages of a partition may fail before it is better to stop than to go on.
+"""Limits how many messages of a partition may fail before the partition stops.
 
-A few bad ones in a hundred are ordinary. When all of them fail, it is the deployment that is broken, and a topic
-emptied into its dead-letter topic helps nobody.
+A few bad messages in a hundred are ordinary. When all of them fail, the deployment is broken, and emptying the topic
+into its dead-letter topic helps nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """Of one partition, while this process owns it."""
+    """The failures of one partition while this process owns it, and their limits."""
 
     def __init__(self, settings: FailureSettings) -> None:
         self._consecutive = settings.budget_consecutive
@@ -24,7 +24,7 @@ class Budget:
         self._in_a_row = 0
 
     def exceeded(self, failed: Sequence[bool]) -> str | None:
-        """Why these outcomes, in order, would be too much; nothing is counted yet."""
+        """Return why these outcomes, in order, would exceed a limit, or None; they are not counted yet."""
         in_a_row = self._in_a_row
         for one in failed:
             in_a_row = in_a_row + 1 if one else 0

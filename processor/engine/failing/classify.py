@@ -1,11 +1,11 @@
-"""What a handler may raise, what an error means, and how long to wait before the next try.
+"""What an error of a handler means, and how long to wait before the next try.
 
-Errors are told apart by their type and SQLSTATE, never by their text:
+Errors are distinguished by type and SQLSTATE, never by their text:
 
-    poison     the message is bad and stays so: it fails at once
-    transient  nobody's fault, or not for long: tried again, a bounded number of times
-    outage     something that all messages need is gone: wait, count nothing, fail nobody
-    bug        anything else: tried again like transient ones, since it may be one
+    poison     the message will never succeed: it fails at once
+    transient  no message is at fault, or not for long: tried again, a bounded number of times
+    outage     something that all messages need is down: wait, count no attempt, fail no message
+    bug        anything else: tried again like a transient error, since it may be one
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BUILT_IN: Mapping[type[BaseException], Kind] = {
 
 
 class Judge:
-    """Knows what an error means for the message whose handler raised it."""
+    """Decides what an error means for the message whose handler raised it."""
 
     def __init__(self, settings: Settings) -> None:
         self._retry = settings.retry
@@ -62,7 +62,7 @@ class Judge:
                 self._states[name] = Kind(kind)
 
     def kind(self, error: BaseException) -> Kind:
-        """What the configuration says comes before what is built in."""
+        """Classify an error; the configuration wins over what is built in."""
         for one in sqlstates.chain(error):
             for type_, kind in self._types:
                 if isinstance(one, type_):
@@ -81,11 +81,11 @@ class Judge:
         return Kind.POISON if sqlstates.is_bad_value(error) else Kind.BUG
 
     def is_explicit(self, error: BaseException) -> bool:
-        """Whether the handler, or the configuration, has said itself what the error means."""
+        """Return whether the handler or the configuration states what the error means."""
         return isinstance(error, tuple(_BUILT_IN)) or any(isinstance(error, type_) for type_, _ in self._types)
 
     def final_failure(self, record: Record, error: Exception) -> Failure | None:
-        """Why the message fails for good now; None if it does not, or not yet."""
+        """Return why the message fails for good now, or None if it does not, or not yet."""
         kind = self.kind(error)
         if kind is Kind.OUTAGE:
             return None
@@ -94,7 +94,7 @@ class Judge:
         return failure_of(error, kind)
 
     def delay(self, record: Record, error: Exception) -> float:
-        """How long to wait before the next try: exponential with full jitter, unless the handler named its own."""
+        """Return the seconds before the next try: exponential with full jitter, unless the handler named its own."""
         after = getattr(error, "after", None)
         if isinstance(after, int | float):
             return max(0.0, float(after))
@@ -118,9 +118,9 @@ def failure_of(error: BaseException, kind: Kind) -> Failure:
 
 
 def quarantined(died: int) -> Failure:
-    return Failure("quarantined", f"{died} processes that tried it came to no end", kind=str(Kind.BUG))
+    return Failure("quarantined", f"{died} processes died while they tried it", kind=str(Kind.BUG))
 
 
 def backoff(tries: int) -> float:
-    """Exponential with full jitter, for what comes again until it works."""
+    """Return the seconds before the next try of something that is repeated until it works, with full jitter."""
     return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(tries, 32)))  # noqa: S311

@@ -1,4 +1,4 @@
-"""What a batch ends with, decided before anything of it is committed: who failed, who waits, what letters are sent."""
+"""Decides before the commit how a batch ends: which records failed, which wait, and which dead letters are sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Conclusion:
         self._max_output = max_output(settings)
 
     async def conclude(self, batch: Batch, claims: Claims, result: BatchResult) -> Ends | Stop | Exhausted | Cut | Wait:
-        """The ends of a batch that may be committed, or why it may not. Dead letters join the outputs."""
+        """Return the ends of a batch that may be committed, or why it may not. Dead letters join the outputs."""
         ends = _ends(batch, claims)
         if ends.failed and self._halts:
             return Stop(ends.failed[0])
@@ -56,7 +56,7 @@ class Conclusion:
         return await self._without_topic(batch, result) or ends
 
     def count(self, batch: Batch, ends: Ends) -> None:
-        """The batch is committed: its failures count for the budget."""
+        """Count the failures of a committed batch against the budgets."""
         if ends.failed:
             for owned, outcomes in self._outcomes(batch, ends.failed).items():
                 owned.budget.count(outcomes)
@@ -74,7 +74,7 @@ class Conclusion:
         return None
 
     def _outcomes(self, batch: Batch, failed: Collection[Record]) -> dict[OwnedPartition, list[bool]]:
-        """Which records of each partition failed. What an operator sends again was counted the first time."""
+        """Return for each partition which records failed, without redriven ones: they counted the first time."""
         failed = set(failed)
         outcomes: dict[OwnedPartition, list[bool]] = {}
         for record in batch.as_rows():
@@ -83,9 +83,9 @@ class Conclusion:
         return outcomes
 
     def _write_letters(self, result: BatchResult, failed: Sequence[Record]) -> None:
-        """Dead letters are outputs like any other: they go out with the offset, or not at all.
+        """Add dead letters to the outputs: like any output, they are sent with the offset or not at all.
 
-        A message that fails again in a way that a letter has reported already gets none.
+        A message that fails again in a way that a letter has already reported gets none.
         """
         now = datetime.now(UTC)
         for record in failed:
@@ -101,9 +101,9 @@ class Conclusion:
             result.sort(partition)
 
     async def _without_topic(self, batch: Batch, result: BatchResult) -> Cut | Wait | None:
-        """A missing topic is a mistake of the deployment, not of a message: it waits until the topic is there.
+        """Return Cut or Wait if an output's topic does not exist: the deployment is at fault, not the message.
 
-        Its partition with it, from this message on; what comes before it is committed first.
+        The partition waits, from that message on, until the topic exists; the records before it are committed first.
         """
         topics = result.topics
         if self._cluster.knows(topics):

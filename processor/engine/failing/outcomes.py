@@ -1,4 +1,4 @@
-"""What may become of a batch, or of the part of it that was tried. The loop matches on these."""
+"""The outcomes of an attempt to commit a batch, or a part of it. The loop matches on these."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Postgres has it: it is done, whatever happens."""
+    """Postgres has committed it: it is done, whatever happens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """It has to be committed in two: the records before this one, and those from it on."""
+    """It has to be committed in two parts: the records before this one, and those from it on."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Nobody is at fault: the same once more, after a moment."""
+    """No message is at fault: the same again, after a moment."""
 
     reason: str
-    careful_with: str | None = None  # a statement; from now on it is sent so that it shows whose write is refused
+    careful_with: str | None = None  # a statement to send, from now on, so that a refused write shows its message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +41,24 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Unattributed:
-    """Some record is at fault."""
+    """Some record is at fault, but it is not known which."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nobody is at fault, but it will take a while: these partitions wait, all of the batch if none is named."""
+    """No message is at fault, but it will take a while: these partitions wait, all of the batch if None."""
 
     reason: str
     partitions: Sequence[OwnedPartition] | None = None
-    seconds: float | None = None  # None: it is not known how long
+    seconds: float | None = None  # None: unknown
     outage: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """Too many messages of a partition have failed."""
+    """Too many messages of a partition have failed: it halts."""
 
     partition: OwnedPartition
     reason: str
@@ -66,7 +66,7 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """By policy, the partition goes no further than to this record, which has failed."""
+    """This record has failed, and by policy its partition halts before it."""
 
     record: Record
 

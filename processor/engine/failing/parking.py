@@ -1,4 +1,4 @@
-"""`park-key`: which keys wait behind a failed message, as far as the partitions that are ours know."""
+"""The policy `park-key`: which keys of our partitions wait behind a failed message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Parking:
         self._partitions = partitions
 
     async def load(self, connection: Connection, owned: Sequence[OwnedPartition]) -> None:
-        """Find out which keys of these wait: parked under another policy, they wait all the same."""
+        """Load the parked keys of these partitions: they keep waiting even if the policy has changed since."""
         parked = await parked_keys.load(connection, [one.partition_id for one in owned])
         for one in owned:
             one.parked_keys = parked[one.partition_id]
@@ -34,7 +34,7 @@ class Parking:
         await parked_keys.sort_out(connection, batch, parked, park=self.parks)
 
     def remember(self, undone: Iterable[Record]) -> None:
-        """These have failed or wait, and that is committed: later messages of their keys wait too."""
+        """Park the keys of records that have failed or wait, after their commit: later messages of these keys wait."""
         for record in undone:
             key = record.message.key
             if key is not None and (self.parks or record.parked):

@@ -1,7 +1,7 @@
-"""Messages that failed, and partitions that wait: for the next try of one of theirs, or for an operator.
+"""Partitions that wait because of a failed message: for its next try, or for an operator.
 
-A partition that waits is paused, and what was read ahead of it is forgotten: it costs no memory however long it
-takes, polling goes on, and the other partitions with it. Then it is read again from where its ledger stands.
+A waiting partition is not read, and what was read ahead of it is forgotten: it needs no memory however long it waits,
+and the other partitions go on. Then it is read again from the ledger's position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from processor.postgres.session import Session
     from processor.settings.schema import Settings
 
-# An outage is first asked about after up to 0.4 s.
+# The backoff of an outage starts as if there had been this many tries: the first wait is up to 0.4 s.
 OUTAGE_TRIES = 2
 
 
@@ -64,17 +64,17 @@ class PartitionPauses:
         self._new: dict[OwnedPartition, Hold] = {}
         self._held: dict[OwnedPartition, asyncio.TimerHandle] = {}
         self._halted: set[OwnedPartition] = set()
-        self._obstructed: set[OwnedPartition] = set()  # by an outage
+        self._obstructed: set[OwnedPartition] = set()  # those that wait because of an outage
 
     def __contains__(self, partition: OwnedPartition) -> bool:
         return partition in self._held or partition in self._halted
 
     def owned(self) -> list[OwnedPartition]:
-        """Those that wait and are still ours."""
+        """Return the waiting partitions that are still ours."""
         return [partition for partition in (*self._held, *self._halted) if partition.owned]
 
     async def blame(self, remaining: Remaining, record: Record, error: Exception) -> None:
-        """One record could not be processed: it fails, or its partition waits before it is tried again."""
+        """Let a record at fault fail, or let its partition wait before the record is tried again."""
         if record.failure is not None:
             raise Halt(f"{record.coordinates}: not even its failure can be stored: {text_of(error)}") from error
         partition = self._partitions.of(record.reading)
@@ -98,8 +98,10 @@ class PartitionPauses:
 
     async def wait(self, remaining: Remaining, part: Batch, wait: Wait) -> None:
         await self._attempts.end(part.rows)
-        all_of_them = [self._partitions.of(reading) for reading in part.readings().values()]
-        for partition in all_of_them if wait.partitions is None else wait.partitions:
+        partitions = wait.partitions
+        if partitions is None:
+            partitions = [self._partitions.of(reading) for reading in part.readings().values()]
+        for partition in partitions:
             self._postpone(remaining, partition, 0, wait.reason, wait.seconds, outage=wait.outage)
 
     async def exhausted(self, remaining: Remaining, part: Batch, exhausted: Exhausted) -> None:
@@ -107,14 +109,14 @@ class PartitionPauses:
         self._halt(remaining, exhausted.partition, 0, exhausted.reason)
 
     def halt_at_undecodable(self, remaining: Remaining, batch: Batch) -> None:
-        """By policy, a partition goes no further than to a record that cannot even be decoded."""
+        """Halt partitions at records that cannot be decoded, if the policy is to halt at a failure."""
         if self._halts:
             for record in batch.rows:
                 if record.failure is not None:
                     self._halt_at(remaining, record)
 
     async def stop(self, remaining: Remaining, record: Record) -> None:
-        """A record has failed, and the policy is to go no further."""
+        """Halt the partition of a failed record, as the policy asks."""
         await self._attempts.end([record])
         self._halt_at(remaining, record)
 
@@ -124,7 +126,7 @@ class PartitionPauses:
         self._halt(remaining, self._partitions.of(record.reading), record.message.offset, reason)
 
     def begin(self) -> None:
-        """Let the waiting begin. Only after the batch: what it still committed has moved the position to go on from."""
+        """Start the waits. Called after the batch, whose later commits have moved the positions to resume from."""
         for partition, hold in self._new.items():
             self._emit(PartitionHeld(str(partition.partition), round(hold.seconds, 3), hold.reason))
             if hold.outage:
@@ -134,7 +136,7 @@ class PartitionPauses:
         self._new.clear()
 
     def advanced(self, partition: OwnedPartition) -> None:
-        """A batch of it has been committed: what it needs is there again."""
+        """End a partition's outage: a batch of it has been committed, so what it needs is available again."""
         if partition.outages:
             partition.outages = 0
             self._obstructed.discard(partition)
@@ -142,7 +144,7 @@ class PartitionPauses:
                 self._readiness.clear(partition)
 
     def raise_if_all_halted(self) -> None:
-        """Raises Halt if nothing is left that could go on."""
+        """Raise Halt if no partition is left that could go on."""
         for partition in [one for one in (*self._halted, *self._obstructed) if not one.owned]:
             self._halted.discard(partition)
             self._obstructed.discard(partition)
@@ -152,7 +154,7 @@ class PartitionPauses:
             raise Halt("; ".join(f"{halted.partition}: {halted.halted}" for halted in owned))
 
     def halt(self, partition: OwnedPartition, reason: str) -> None:
-        """Go no further in a partition until an operator has looked at it; the others go on."""
+        """Stop a partition until an operator has looked at it; the others go on."""
         self._new.pop(partition, None)
         if (timer := self._held.pop(partition, None)) is not None:
             timer.cancel()
@@ -169,7 +171,7 @@ class PartitionPauses:
             timer.cancel()
 
     async def _note(self, record: Record, partition: OwnedPartition, failure: Failure, delay: float) -> None:
-        """Count the attempt where it survives whatever happens to us."""
+        """Count the attempt, in the inbox row if there is one, where it survives our death."""
         if record.in_inbox:
             async with self._session.use() as connection:
                 await self._inbox.note(connection, record, failure)
@@ -189,7 +191,7 @@ class PartitionPauses:
         *,
         outage: bool = True,
     ) -> None:
-        """Leave a partition alone from this offset on."""
+        """Let a partition wait, from this offset on, once the batch is done."""
         remaining.leave(partition, offset)
         if partition in self._halted:
             return

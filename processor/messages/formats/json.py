@@ -1,4 +1,4 @@
-"""JSON to the last digit: numbers that would lose some are refused, or read as Decimal."""
+"""JSON to the last digit: a number that would lose digits is refused, or read as Decimal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import orjson
 
 from processor.messages.failure import Failure
 
-# Looked for in a copy of the value with a 0 for every digit: several times as fast as a regular expression.
+# Runs of digits are searched in a copy of the value with a 0 for every digit: several times as fast as a regular
+# expression.
 DIGITS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
 
 
 DIGITS_AND_POINT = bytes(ord("0") if byte == ord(".") else DIGITS[byte] for byte in range(256))
 
 
-# Integers that orjson would turn into floats without a word have at least 19 digits.
+# Integers that orjson would silently turn into floats have at least 19 digits.
 MAYBE_HUGE = b"0" * 19
 
 
@@ -47,7 +48,7 @@ def parse_json(value: bytes) -> Any:
 
 
 def refuse_huge_numbers(value: bytes) -> None:
-    """Money must not become a float in silence: refuse what 64 bits cannot hold exactly."""
+    """Refuse integers that 64 bits cannot hold exactly: an amount of money must not silently become a float."""
     if MAYBE_HUGE not in value.translate(DIGITS):
         return
 
@@ -68,12 +69,12 @@ def refuse_huge_numbers(value: bytes) -> None:
 
 
 def may_lose_digits(value: bytes) -> bool:
-    """Whether a number in there has more digits than a double holds: pydantic would read it through one."""
+    """Return whether a number may have more digits than a double holds: pydantic would read it through a double."""
     return MAYBE_LONG in value.translate(DIGITS_AND_POINT)
 
 
 def parse_exactly(value: bytes) -> Any:
-    """JSON with every fraction as a Decimal: slower, and right to the last digit."""
+    """Parse JSON with every fraction as a Decimal: slower, and exact to the last digit."""
     try:
         return json.loads(value, parse_float=_exact, parse_constant=_no_constant)
     except BadValue:
@@ -85,7 +86,7 @@ def parse_exactly(value: bytes) -> Any:
 
 
 def _exact(digits: str) -> Decimal:
-    """No exponent that would take minutes and gigabytes to write out as an integer."""
+    """Refuse an exponent that would take minutes and gigabytes to write out as an integer."""
     exponent = digits.lower().partition("e")[2].lstrip("+-0")
     if len(exponent) > 3 or int(exponent or 0) > _MAX_EXPONENT:
         raise BadValue("number_out_of_range", f"value holds a number beyond a double: {digits[:40]}")
@@ -93,4 +94,4 @@ def _exact(digits: str) -> Decimal:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
