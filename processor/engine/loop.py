@@ -42,7 +42,7 @@ from processor.observe.events import (
     ProducerNotReady,
 )
 from processor.postgres import sqlstates
-from processor.postgres.inbox import Claims, PriorDelivery
+from processor.postgres.claims import Claims, PriorDelivery
 from processor.postgres.ledger import Advance
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from processor.engine.takeover import Takeover
 from processor.engine.transaction import Transactions
 from processor.kafka.producer import TransactionalProducer
 from processor.messages import identity
+from processor.postgres.claims import Claiming
 from processor.postgres.deadlocks import DeadlockGate
 from processor.postgres.inbox import Inbox
 from processor.postgres.ledger import Ledger
@@ -97,7 +98,8 @@ def build(
     lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
     key_of = identity.inbox_key(settings.consumer)
     gate = DeadlockGate(settings, control)
-    inbox = Inbox(key_of, settings.message.on_collision, lease_owner, settings.effects.lease_ms)
+    claiming = Claiming(key_of, settings.message.on_collision, lease_owner)
+    inbox = Inbox(key_of, lease_owner, settings.effects.lease_ms)
     ledger = Ledger(settings.consumer, owner)
     slot = Slot(settings.consumer, slots, ledger)
     producer = TransactionalProducer(settings.kafka, slot.lease, membership.metadata)
@@ -107,7 +109,7 @@ def build(
     crashes = CrashTracker(settings, partitions, control, ledger)
     attempts = Attempts(settings, partitions, routes, control, leases, inbox, crashes, parking, stalls, emit)
     pauses = PartitionPauses(settings, partitions, control, inbox, attempts, judge, readiness, emit)
-    transactions = Transactions(settings, inbox, ledger, gate, parking, partitions, emit)
+    transactions = Transactions(settings, claiming, inbox, ledger, gate, parking, partitions, emit)
     publishing = PublishQueue(settings.batch, partitions, producer, reader.news.set, emit)
     reader.when_leaving = publishing.hurry
     takeover = Takeover(

@@ -13,7 +13,7 @@ from processor import failpoints
 from processor.engine.failing.outcomes import Again, Cut, Wait
 from processor.errors import BatchAborted, ConnectionLost, Fenced
 from processor.observe.events import RollbackFailed
-from processor.postgres.inbox import BusyElsewhere, Claims, CutBefore
+from processor.postgres.claims import BusyElsewhere, Claims, CutBefore
 from processor.postgres.session import Connection, Session
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from processor.messages.batch import Batch
     from processor.messages.record import Record
     from processor.observe.events import Emit
+    from processor.postgres.claims import Claiming
     from processor.postgres.deadlocks import DeadlockGate
     from processor.postgres.inbox import Inbox
     from processor.postgres.ledger import Advance, Ledger, Sent
@@ -35,6 +36,7 @@ class Transactions:
     def __init__(
         self,
         settings: Settings,
+        claiming: Claiming,
         inbox: Inbox,
         ledger: Ledger,
         gate: DeadlockGate,
@@ -43,6 +45,7 @@ class Transactions:
         emit: Emit,
     ) -> None:
         self.session = Session(settings, "work")
+        self.claiming = claiming
         self.inbox = inbox
         self.ledger = ledger
         self.gate = gate
@@ -87,11 +90,11 @@ class Transaction:
         await self._begin()
         failpoints.reach("before_claim")
         await self._of.parking.sort_out(self._connection, self._batch)
-        claims = await self._of.inbox.claim(self._connection, self._batch)
+        claims = await self._of.claiming.claim(self._connection, self._batch)
         if claims is None:
             # Nothing else is in it yet. A savepoint instead would make all that follows a subtransaction.
             await self._begin(anew=True)
-            claims = await self._of.inbox.claim(self._connection, self._batch)
+            claims = await self._of.claiming.claim(self._connection, self._batch)
         match claims:
             case CutBefore(index):
                 return Cut(index)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from processor.messages.message import Message, Partition
     from processor.messages.record import Record
     from processor.observe.stalls import Stalls
-    from processor.postgres.inbox import Claims
+    from processor.postgres.claims import Claims
     from processor.postgres.session import Session
     from processor.settings.schema import Settings
 

@@ -205,7 +205,7 @@ def _encode(
     else:
         encoded_keys = list(keys) if kinds == {bytes} else [_bytes("key", key) for key in keys]  # type: ignore[arg-type]
     if set(map(type, values)) == {dict}:
-        encoded_values: list[bytes | None] = _dump_together(values)
+        encoded_values: list[bytes | None] = _dump_all(values)
     else:
         encoded_values = list(map(_value, values))
     inbox_keys = _pick(causes.inbox_keys, where)
@@ -253,27 +253,14 @@ def dump_json(value: Any) -> bytes:
     return encoded
 
 
-def _dump_together(values: Sequence[Any]) -> list[bytes | None]:
-    """Return `dump_json` of each value, from one call of orjson.
-
-    Every call of orjson first allocates a kilobyte and then gives most of it back. With thousands of results that are
-    kept, this would be the most expensive part of the call.
-    """
-    apart: list[Any] = [_BREAK] * (2 * len(values) - 1)
-    apart[::2] = values
-    together = orjson.dumps(apart, default=_plain)[1:-1]
-    encoded = together.split(b",\n,")
-    if len(encoded) != len(values):  # a handler's own fragment contains the separator too
-        return list(map(dump_json, values))
-    if b"null" in together:
+def _dump_all(values: Sequence[Any]) -> list[bytes | None]:
+    """Return `dump_json` of each value; whether one has a null is looked up once for all."""
+    encoded = [orjson.dumps(value, default=_plain) for value in values]
+    if b"null" in b"".join(encoded):
         for value, text in zip(values, encoded, strict=True):
             if b"null" in text:
                 _refuse_nan(value)
     return [*encoded]
-
-
-# Separates values that are encoded together: orjson itself never writes a newline, and escapes those in texts.
-_BREAK = orjson.Fragment(b"\n")
 
 
 def _refuse_nan(value: Any) -> None:

@@ -21,7 +21,7 @@ def ours() -> dict[str, str]:
                 found[f"{module.name}.{name}"] = sql
     found = {where: sql for where, sql in found.items() if set(schemas.OURS) & set(re.findall(r"\w+", sql))}
     assert {
-        "processor.postgres.inbox.CLAIM",
+        "processor.postgres.claims.CLAIM",
         "processor.postgres.ledger.ADVANCE",
         "processor.postgres.dead_letters.LIST",
     } <= found.keys()

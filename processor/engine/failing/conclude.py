@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from processor.kafka.cluster import Cluster
     from processor.messages.batch import Batch
     from processor.messages.record import Record
-    from processor.postgres.inbox import Claims
+    from processor.postgres.claims import Claims
     from processor.settings.schema import Settings
 
 

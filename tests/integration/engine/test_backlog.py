@@ -10,7 +10,7 @@ import pytest
 
 from processor import Database, Messages, Retry
 from processor.engine.engine import Engine
-from processor.postgres.inbox import COPY_FROM
+from processor.postgres.claims import COPY_FROM
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent

@@ -11,7 +11,7 @@ import pytest
 from processor import Database, Messages
 from processor.messages.batch import Columns
 from processor.messages.outputs import message_id
-from processor.postgres.inbox import COPY_FROM
+from processor.postgres.claims import COPY_FROM
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent

@@ -8,7 +8,7 @@ import zlib
 import asyncpg
 from confluent_kafka import Consumer, TopicPartition
 
-from processor.postgres import inbox
+from processor.postgres.claims import COPY_FROM
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -59,7 +59,7 @@ async def test_large_batch_comes_in_by_copy_and_a_later_one_with_known_ids_is_ri
     await b.run_until_done()
     ways = await claims(b)
     assert "COPY" in {how for how, _ in ways}
-    assert all(how == "WITH" for how, count in ways if 2 < count < inbox.COPY_FROM)
+    assert all(how == "WITH" for how, count in ways if 2 < count < COPY_FROM)
     good = [n for n in range(400) if n not in (7, 301)]
     assert said(b) == await b.effects() == [f"w{n}" for n in good]
     assert {name for name, row in (await b.inbox()).items() if row["status"] == "failed"} == handlers.failing
@@ -124,7 +124,7 @@ async def test_large_batch_with_another_payload_under_a_known_id_is_a_collision(
 async def test_giving_way_for_a_known_collision_takes_back_nothing_but_itself(bench: MakeBench) -> None:
     """A second COPY in the same claim, for messages that collide within the batch, may meet a known key too."""
     b = bench(message={"on_collision": "process"}, batch=BATCH)
-    count = 2 * inbox.COPY_FROM
+    count = 2 * COPY_FROM
     known = f"m5~{b.place(count + 5)}"
     await b.execute(
         f"""INSERT INTO inbox (key, partition_id, "offset", payload_hash)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from processor.messages import identity
-from processor.postgres import inbox, ledger, parked_keys
+from processor.postgres import claims, inbox, ledger, parked_keys
 
 ROWS = 100_000
 BATCH = 500
@@ -79,10 +79,10 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         texts,
     )
     for sql, args in (
-        (inbox.CLAIM, (known, numbers, numbers, numbers)),
-        (inbox.CLAIM, (new, numbers, numbers, numbers)),
-        (inbox.LOOK_UP, (known,)),
-        (inbox.TAKE_OVER, (known, texts, "me")),
+        (claims.CLAIM, (known, numbers, numbers, numbers)),
+        (claims.CLAIM, (new, numbers, numbers, numbers)),
+        (claims.LOOK_UP, (known,)),
+        (claims.TAKE_OVER, (known, texts, "me")),
         (inbox.KEEP, (known, *kept)),
         (inbox.KEEP, ([*known[1:], "0" * 32], *kept)),
         (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None)),
@@ -106,8 +106,8 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
     key_of = identity.inbox_key("c1")
     known = [key_of(f"m{n}").hex() for n in range(1, 2 * BATCH, 2)]
     for sql, args in (
-        (inbox.LOOK_UP, (known,)),
-        (inbox.TAKE_OVER, (known, [None] * BATCH, "me")),
+        (claims.LOOK_UP, (known,)),
+        (claims.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),
         (parked_keys.LOAD, ([0, 1, 2],)),
         (parked_keys.FORGET_REPEATS, ([0, 1, 2],)),

@@ -206,9 +206,9 @@ def test_outputs_encoded_together_are_as_if_each_was_encoded_alone() -> None:
 def test_values_that_hold_what_stands_between_them_are_encoded_as_they_are_alone() -> None:
     fragment = orjson.Fragment(b'[1,\n,"not even JSON"]')
     values: list[dict[str, Any]] = [{"n": "a,\n,b"}, {"n": 1}, {"n": fragment}, {",\n,": 2}]
-    assert outputs._dump_together(values) == list(map(outputs.dump_json, values))
-    assert outputs._dump_together(values[:2]) == list(map(outputs.dump_json, values[:2]))
-    assert outputs._dump_together(values[3:]) == list(map(outputs.dump_json, values[3:]))
+    assert outputs._dump_all(values) == list(map(outputs.dump_json, values))
+    assert outputs._dump_all(values[:2]) == list(map(outputs.dump_json, values[:2]))
+    assert outputs._dump_all(values[3:]) == list(map(outputs.dump_json, values[3:]))
 
 
 # --- numbers that JSON does not have ---
@@ -267,7 +267,7 @@ def test_nulls_that_are_meant_are_written() -> None:
         {"m": Priced(price=Decimal("1.10")), "x": [None, (None, 1e308)]},
         {"at": datetime(2026, 1, 1, tzinfo=UTC), "id": UUID(int=1), "none": None, "own": orjson.Fragment(b"null")},
     ]
-    assert outputs._dump_together(values) == [orjson.dumps(value, default=outputs._plain) for value in values]
+    assert outputs._dump_all(values) == [orjson.dumps(value, default=outputs._plain) for value in values]
 
 
 # --- one for each, by the column ---

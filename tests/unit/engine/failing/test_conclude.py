@@ -15,7 +15,7 @@ from processor.handling.result import BatchResult
 from processor.kafka.cluster import Cluster
 from processor.messages.batch import Batch
 from processor.messages.outputs import DEAD_LETTER, EncodedOutputs, Outgoing
-from processor.postgres.inbox import Claims
+from processor.postgres.claims import Claims
 from tests.support.readings import reading
 from tests.support.spans import span
 from tests.unit.engine.conftest import TakeOver
