@@ -8,7 +8,7 @@ CREATE TYPE inbox_status AS ENUM ('pending', 'processing', 'completed', 'failed'
 CREATE TABLE inbox (
     key          uuid         PRIMARY KEY,  -- inbox_key(consumer, message_id)
     "offset"     bigint       NOT NULL,     -- where the message was first seen
-    -- A time that differs from row to row keeps COPY from preparing its thousand slots, which cost more than they save.
+    -- A default that differs from row to row keeps COPY from buffering a thousand rows, which costs more than it saves.
     received_at  timestamptz  NOT NULL DEFAULT clock_timestamp(),
     partition_id integer      NOT NULL,     -- ledger.partition_id
     payload_hash integer      NOT NULL,     -- CRC-32 of the value; tells a repetition from another message
@@ -26,7 +26,7 @@ CREATE TABLE inbox (
     payload      bytea,
     headers      json,
     timestamp_ms bigint,
-    unfinished   integer,                   -- attempts that never came to an end: they took the process with them
+    unfinished   integer,                   -- attempts that never ended, because the process died
     first_failed_at timestamptz,
     redriven_at  timestamptz,               -- sent to the input topic again, and not processed yet
     parked_key   bytea,                     -- set where later messages of this key have to wait: sha256(record_key)
@@ -39,11 +39,11 @@ CREATE FUNCTION inbox_key(consumer text, message_id text) RETURNS uuid
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN encode(substr(sha256(convert_to(consumer || ':' || message_id, 'UTF8')), 1, 16), 'hex')::uuid;
 
--- Operators look for what is not done; completed rows stay out of this index.
+-- Operators look for unfinished messages; completed rows stay out of this index.
 CREATE INDEX inbox_unfinished ON inbox (partition_id, status, received_at) WHERE status <> 'completed';
 
--- The messages that wait behind a failed one of their key, and that one, in order. By a digest: a key may be of any
--- length, what an index holds may not.
+-- A failed message and those that wait behind it because of their key, in order. It holds a digest, because a key may
+-- be longer than an index entry.
 CREATE INDEX inbox_parked ON inbox (partition_id, parked_key, "offset") WHERE parked_key IS NOT NULL;
 
 -- The places where a message of a parked key came again in another partition than its row's: there, too, later messages
@@ -67,14 +67,14 @@ CREATE TABLE ledger (
     first_offset bigint      NOT NULL,  -- at the last batch, everything below was known to be published
     next_offset  bigint      NOT NULL,  -- everything below is applied
     owner        text        NOT NULL,
-    slot         integer,               -- of the owner; NULL if it died and has left no Kafka transaction open
-    unfinished_owners integer NOT NULL DEFAULT 0,  -- that began to work since a batch was last committed
-    in_progress  int8range,             -- the offsets that are being handled, where owners keep dying
+    slot         integer,               -- of the owner; NULL if it died and left no open Kafka transaction
+    unfinished_owners integer NOT NULL DEFAULT 0,  -- owners that began to work since a batch was last committed
+    in_progress  int8range,             -- the offsets being handled, marked only while a deadly record is searched
     suspects     int8range,             -- the offsets that were in progress when the last owner died
-    deaths       integer     NOT NULL DEFAULT 0,  -- of owners in a row, at just these offsets
-    partition_id integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's name in the inbox
-    former       integer[]   NOT NULL DEFAULT '{}',  -- its names while other topics, deleted since, had this one's name
-    first_epoch  bigint      NOT NULL DEFAULT 0,  -- offsets committed under an older one belong to those topics
+    deaths       integer     NOT NULL DEFAULT 0,  -- owners in a row that died at exactly these offsets
+    partition_id integer     NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,  -- this partition's number in the inbox
+    former       integer[]   NOT NULL DEFAULT '{}',  -- its numbers for earlier, deleted topics of the same name
+    first_epoch  bigint      NOT NULL DEFAULT 0,  -- offsets committed under an older epoch belong to those topics
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, topic, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

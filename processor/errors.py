@@ -51,7 +51,7 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as worse:
-        return f"(without a text: {type(worse).__name__} in its __str__)"
+        return f"(no text: its __str__ raised {type(worse).__name__})"
 
 
 class Reject(Exception):

@@ -207,7 +207,7 @@ class Loop:
         try:
             raise outcome
         finally:
-            del error, cause, outcome  # the error has this frame: the circle would keep the batch in memory
+            del error, cause, outcome  # the error's traceback has this frame: the cycle would keep the batch in memory
 
     async def _try(self, part: Batch) -> Outcome:
         if part.rows and part.rows[0].alone:

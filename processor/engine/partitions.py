@@ -43,7 +43,7 @@ class OwnedPartition:
     published: int = 0  # everything below is known to be in Kafka
     silent_below: int = 0  # outputs of records below are not sent again
     recovered: bool = False  # at least once
-    recovering: bool = False  # nobody else begins to read it meanwhile
+    recovering: bool = False  # a recovery is working on it: nothing else may begin to read it
     outages: int = 0  # in a row
     halted: str | None = None  # the reason why it waits for an operator
     parked_keys: set[bytes] = field(default_factory=set)  # digests of keys whose later messages have to wait
@@ -75,7 +75,7 @@ class Partitions:
         return self._by_reading[reading]
 
     def take_new(self) -> list[OwnedPartition]:
-        """Those that have been assigned to us, and that nobody recovers yet."""
+        """Return the partitions assigned since the last call: they have to be recovered."""
         self._by_assignment = {at: known for at, known in self._by_assignment.items() if at.owned}
         return self._known(self._reader.take_new())
 

@@ -53,8 +53,8 @@ class Parts:
     producer: TransactionalProducer
     slot: Slot
     control: Session
-    leases: Session  # which must be renewed however long others are busy on `control`
-    slots: Session  # its connection holds the lock of our slot, and is dropped for nothing else
+    leases: Session  # renews leases, however long others use `control`
+    slots: Session  # its connection holds our slot's lock, so nothing else may break it
     judge: Judge
     partitions: Partitions
     transactions: Transactions

@@ -54,7 +54,7 @@ class Recoveries:
             self._begin(new)
 
     def start_over(self, trouble: Exception, affected: Collection[OwnedPartition]) -> list[OwnedPartition]:
-        """Recover the partitions that something went wrong for, all of them if none is named; gives which."""
+        """Recover the affected partitions, all of them if none is named; return those whose recovery began."""
         candidates = (*self._partitions.active(), *self._pauses.owned())
         chosen = [one for one in candidates if not one.recovering and (one in affected or not affected)]
         names = [str(partition.partition) for partition in chosen]
@@ -82,7 +82,7 @@ class Recoveries:
 
     @staticmethod
     def _keep(partitions: list[OwnedPartition], left: Collection[OwnedPartition]) -> None:
-        """Be done with those that are not left."""
+        """Keep the partitions that are left in the list; the recovery of the others has ended."""
         for partition in set(partitions).difference(left):
             partition.recovering = False
         partitions[:] = left

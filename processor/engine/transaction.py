@@ -62,7 +62,7 @@ class Transactions:
                 yield transaction
             except Exception as error:
                 await transaction.close()
-                if isinstance(error, TimeoutError):  # nobody knows what has become of a statement that was cut off
+                if isinstance(error, TimeoutError):  # the outcome of a cancelled statement is unknown
                     raise ConnectionLost("the database does not answer in time") from error
                 raise
             await transaction.close()
@@ -92,7 +92,7 @@ class Transaction:
         await self._of.parking.sort_out(self._connection, self._batch)
         claims = await self._of.claiming.claim(self._connection, self._batch)
         if claims is None:
-            # Nothing else is in it yet. A savepoint instead would make all that follows a subtransaction.
+            # The transaction holds nothing else yet. A savepoint would make everything after it a subtransaction.
             await self._begin(anew=True)
             claims = await self._of.claiming.claim(self._connection, self._batch)
         match claims:
@@ -103,8 +103,8 @@ class Transaction:
                 seconds = None if seconds is None else max(SHORTEST_WAIT_SECONDS, seconds)
                 return Wait(reason, [self._of.partitions.of(record.reading)], seconds, outage=False)
             case Claims(newly_failed=True) if self._of.parking.parks:
-                return Again("a message that fails for its id parks its key")
-        assert claims is not None  # no COPY is tried behind one that has failed
+                return Again("a message fails because of its id and parks its key")
+        assert claims is not None  # a second COPY is never tried after one that has failed
         return claims
 
     async def _begin(self, *, anew: bool = False) -> None:

@@ -138,7 +138,7 @@ class Gatherer:
             self._encode_single()
 
     def close(self) -> None:
-        del self._fail  # refers to the run that has us: together they would keep the batch until garbage is collected
+        del self._fail  # it refers to our run: the cycle would keep the batch in memory until garbage collection
 
     def _encode_batch(self, route: Route, indices: Sequence[int], argument: Any, value: Any) -> None:
         if isinstance(value, Outputs):

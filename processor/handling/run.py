@@ -80,7 +80,7 @@ class BatchRun:
         self._batch = batch
         self._claims = claims
         self._effect_of = effect_of
-        # By the column as long as nobody is left out, and nobody has to be marked.
+        # In columns only if every record is ours to handle and none has to be marked.
         self._columns = batch.columns if len(claims.mine) == len(batch) and marker is None else None
         self._rows: Sequence[Record] = () if self._columns is not None else batch.as_rows()
         self._messages: list[Message[Any]] = []
@@ -235,7 +235,7 @@ class BatchRun:
                 record = self._rows[index]
                 route = self._route(record)
                 if record.acts and (effect := self._effect_of(record)) is None:
-                    raise NotYet(f"{record.coordinates}: became free only now")
+                    raise NotYet(f"{record.coordinates}: another instance released it only now")
             if begin(route) - queue.last_sent > idle_at_most:
                 limit.end()
                 await database.stay_awake()

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
 
 DEADLINE_SECONDS = 10.0
-# A name such as localhost may first be tried on an address nobody listens on.
+# librdkafka may first try a name such as localhost on an address without a listener.
 SECOND_CHANCE_SECONDS = 2.0
-# What a broker answers while it takes over a group, as after its start.
+# The answers of a broker that is taking over a group, as after its start.
 COORDINATOR_MOVES = frozenset({"NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"})
 HOPELESS = frozenset({"_AUTHENTICATION", "_SSL"})
 
-# What the brokers decide for the members of a group with the consumer protocol.
+# With the consumer protocol the brokers decide these for the members of a group.
 HEARTBEAT, SESSION = "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms"
 
 
@@ -65,7 +65,7 @@ class Inspection:
             raise Refused(error.args[0].str()) from None
 
     def brokers(self) -> int:
-        """How many there are; Unreachable as soon as it is clear that none will answer."""
+        """Return how many there are; raise Unreachable as soon as it is clear that none will answer."""
         try:
             cluster = self._answer(self._admin.describe_cluster(request_timeout=DEADLINE_SECONDS))
         except KafkaException as error:
@@ -93,7 +93,7 @@ class Inspection:
         return Access(len(described.partitions), _names(described.authorized_operations))
 
     def group(self, name: str) -> Access | None:
-        """None if there is no such group yet."""
+        """Return the group, or None if it does not exist yet."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             asked = self._admin.describe_consumer_groups(
@@ -113,7 +113,7 @@ class Inspection:
         return Access(len(described.members), _names(described.authorized_operations))
 
     def group_timing(self, name: str) -> tuple[int, int] | None:
-        """Milliseconds between the heartbeats of a member, and until a silent one is missed; None if not reported."""
+        """Return heartbeat interval and session timeout of a group in milliseconds; None if not reported."""
         asked = self._admin.describe_configs([ConfigResource(Resource.GROUP, name)], request_timeout=DEADLINE_SECONDS)
         try:
             (future,) = asked.values()
@@ -123,7 +123,7 @@ class Inspection:
             return None
 
     def _answer(self, future: Future[Any]) -> Any:
-        """The result, or None as soon as it is clear that there will be none."""
+        """Return the result, or None as soon as it is clear that there will be none."""
         started = time.monotonic()
         while not future.done():
             self._admin.poll(0.05)
@@ -136,7 +136,7 @@ class Inspection:
         return future.result()
 
     def _unreachable(self) -> Unreachable:
-        """The most telling of the errors: others follow from it."""
+        """Report the most basic of the errors: the others follow from it."""
         by_name = {error.name(): error for error in self._errors}
         telling = (by_name[name] for name in ("_AUTHENTICATION", "_SSL", "_RESOLVE", "_TRANSPORT") if name in by_name)
         error = next(telling, None) or next(iter(self._errors), None)

@@ -72,8 +72,8 @@ class PartitionReader:
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
         self._to_begin: dict[Assignment, tuple[Reading, int]] = {}
-        self._to_meet: set[str] = set()  # topics that are going to be read
-        self._reading: set[Partition] = set()  # known to the poll thread alone
+        self._to_meet: set[str] = set()  # topics that will be read
+        self._reading: set[Partition] = set()  # used by the poll thread only
         self._throttled = False
         self.outside = False  # the group has dropped us, and has assigned nothing since
         self._closing = False
@@ -298,8 +298,8 @@ class PartitionReader:
             self._stop_reading(partition)
         for assignment, (reading, offset) in to_begin.items():
             if assignment.reading is reading:
-                # Given back and taken again there, instead of a seek: that stops the fetcher and waits for it, so that
-                # no answer to an earlier question of librdkafka's can move or stop the new one.
+                # Unassigned and assigned again instead of a seek: this stops the fetcher and waits for it, so that no
+                # late answer to an earlier request of librdkafka can move or stop the new fetcher.
                 self._stop_reading(assignment.partition)
                 where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
                 self._consumer.incremental_assign([where])
@@ -307,7 +307,7 @@ class PartitionReader:
                 if self._throttled:
                     self._consumer.pause([where])
                 with self._changed:
-                    assignment.fetching = assignment.reading is reading  # and no other has begun meanwhile
+                    assignment.fetching = assignment.reading is reading  # unless another reading has begun meanwhile
 
     def _meet(self, topic: str) -> None:
         """Find a topic's brokers while its partitions are still being recovered.

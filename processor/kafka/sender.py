@@ -59,7 +59,7 @@ class Sender:
                 raise SetupError(f"{partition} does not exist any more: create it, or discard its messages")
 
     async def send(self, partition: Partition, letters: Sequence[Letter]) -> tuple[dict[Any, int], str | None]:
-        """The offsets of those that arrived, by name, and why the first that did not arrive failed."""
+        """Send records; return the offsets of those that arrived, by name, and why the first other one failed."""
         delivered: dict[Any, int] = {}
         errors: list[KafkaError] = []
         for letter in letters:
@@ -74,7 +74,7 @@ class Sender:
     def _produce(
         self, partition: Partition, letter: Letter, report: Callable[[KafkaError | None, Any], None]
     ) -> KafkaError | None:
-        headers: Any = list(letter.headers)  # declared as text alone
+        headers: Any = list(letter.headers)  # confluent_kafka declares text only, and takes bytes too
         while True:
             try:
                 # Without the original's timestamp, which could be so old that Kafka deletes the record at once.
@@ -102,7 +102,7 @@ class Sender:
 
 
 def producer_config(settings: KafkaSettings, consumer: str) -> dict[str, Any]:
-    """The service's own, without transactions: idempotent, in order, every delivery reported."""
+    """Return the service's producer settings without transactions: idempotent, in order, all deliveries reported."""
     config = settings.producer_config(f"{consumer}-redrive")
     for name in ("transactional.id", "transaction.timeout.ms", "delivery.report.only.error"):
         config.pop(name, None)
@@ -110,7 +110,7 @@ def producer_config(settings: KafkaSettings, consumer: str) -> dict[str, Any]:
     ours = {
         "message.timeout.ms": DELIVERY_MS,
         "retry.backoff.ms": 100,
-        # The topic has taken this record once: its own limit decides, not the producer's.
+        # The topic has accepted this record before: its own limit decides, not the producer's.
         "message.max.bytes": 1_000_000_000,
     }
     return config | {name: value for name, value in ours.items() if name not in given}

@@ -1,4 +1,4 @@
-"""The JSON form in which the inbox keeps headers and errors: written and read here alone. Pure."""
+"""The JSON form in which the inbox keeps headers and errors; only this module writes and reads it. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def dump_headers(headers: Headers) -> str:
-    """Text where it is text, base64 where it is not: every byte comes back."""
+    """Write headers as text where they are UTF-8, as base64 where they are not: every byte can be restored."""
     return orjson.dumps([[name, _dump_value(value)] for name, value in headers]).decode()
 
 
 def load_headers(text: str | None) -> list[tuple[str, bytes | None]]:
-    """The headers as they came, byte for byte; none where the inbox keeps no record."""
+    """Return the headers as they came, byte for byte; none if the row keeps no record."""
     return [(name, _load_value(value)) for name, value in orjson.loads(text or "[]")]
 
 

@@ -59,7 +59,7 @@ START = """
     SELECT $1, owner.partition_id, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
-        -- a process that begins it once more is alive: only others can have died of it
+        -- a process that begins it again is alive, so it cannot have died at it: only others can
         unfinished = greatest(
             coalesce(inbox.unfinished, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer, 1
         ),
@@ -108,7 +108,7 @@ REAP = """
     WITH expired AS (
         SELECT key FROM inbox
         WHERE partition_id = ANY ($1::integer[]) AND status = 'processing' AND lease_until < now()
-        FOR UPDATE SKIP LOCKED  -- whoever has it is just taking it over
+        FOR UPDATE SKIP LOCKED  -- a locked row is being taken over
     )
     UPDATE inbox SET status = 'pending', lease_owner = NULL, lease_until = NULL
     FROM expired WHERE inbox.key = expired.key
@@ -225,7 +225,7 @@ class Inbox:
         return await connection.fetchval(RENEW, record.key.hex(), self._owner, self._lease) is not None
 
     async def reap(self, connection: Connection[Row], partition_ids: Sequence[int]) -> list[str]:
-        """Return what was leased by the dead; gives their ids."""
+        """Free messages whose lease has expired; return their ids."""
         return [row[0] for row in await connection.fetch(REAP, partition_ids)]
 
     async def keep_results(self, connection: Connection[Row], results: Sequence[tuple[Record, str]]) -> None:

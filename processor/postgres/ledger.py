@@ -219,7 +219,7 @@ class Ledger:
     async def create(
         self, connection: Connection[Row], partition: Partition, epoch: int, slot: int, log: Log, start: int
     ) -> int | None:
-        """The first row of a partition; gives its partition_id, or None if another owner was faster."""
+        """Make the first row of a partition; return its partition_id, or None if another owner has made it already."""
         partition_id: int | None = await connection.fetchval(
             CREATE,
             self._consumer,

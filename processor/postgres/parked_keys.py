@@ -65,7 +65,7 @@ UNFINISHED = f"""
     FROM unnest($1::integer[], $2::bytea[]) AS k(partition_id, parked_key)
     CROSS JOIN LATERAL ({QUEUE.format(limit="$3")}) AS first
     ORDER BY k.partition_id, k.parked_key, first."offset"
-"""  # noqa: S608 - our constants
+"""  # noqa: S608 - a constant of ours
 
 _failure, _parked = attrgetter("failure"), attrgetter("parked")
 

@@ -55,8 +55,8 @@ class Attempts:
         self._parking = parking
         self._stalls = stalls
         self._emit = emit
-        # What handlers have done outside, by partition and offset, until it is committed. A batch that does not go
-        # through is handled again, and records behind one that waits are read again: no call is made twice for that.
+        # What handlers have done outside, by partition and offset, until it is committed. A batch that fails is handled
+        # again, and records behind a waiting one are read again: their calls are not made a second time.
         self._effects: dict[tuple[int, int], Effect] = {}
 
     async def begin(self, batch: Batch) -> Culprit | None:
@@ -76,7 +76,7 @@ class Attempts:
                     continue  # it is done, or another process has it: the claim finds out
                 record.begun = True
                 if self.effect_of(record) is not None:
-                    continue  # nobody can die of it any more
+                    continue  # its call has succeeded, so no process can die at it any more
                 self._crashes.quarantine_if_deadly(record, record.unfinished)
                 if record.failure is None and record.acts:
                     key = record.message.key
@@ -92,11 +92,11 @@ class Attempts:
         return None
 
     async def _leave_others(self, records: Sequence[Record], culprit: int) -> None:
-        """Their attempts are over too, for now: while one waits, they must not look as if they had killed us."""
+        """End the attempts of the others for now: while the culprit waits, they must not look as if they killed us."""
         others = [record for index, record in enumerate(records) if index != culprit]
         done = [record for record in others if self.effect_of(record) is not None]
         async with self._session.use() as connection:
-            await self._inbox.abandon(connection, done, ended=False)  # nobody else is to call for these meanwhile
+            await self._inbox.abandon(connection, done, ended=False)  # keeps the lease: no other may call
             await self._inbox.abandon(connection, [record for record in others if record.begun], ended=True)
 
     async def end(self, records: Sequence[Record]) -> None:
@@ -113,11 +113,11 @@ class Attempts:
             await self._inbox.abandon(connection, records, ended=False)
 
     def effect_of(self, record: Record) -> Effect | None:
-        """What its handler has done outside already."""
+        """Return what the record's handler has already done outside, or None."""
         return self._effects.get((record.reading.partition_id, record.message.offset))
 
     def forget(self) -> None:
-        """What is committed, or another owner's by now."""
+        """Forget effects that are committed, or whose partition is no longer ours."""
         if self._effects:
             position = {owned.partition_id: owned.position for owned in self._partitions.owned()}
             self._effects = {

@@ -34,8 +34,8 @@ def attribute(
     if isinstance(error, ProcessorError):
         return error
     text = f"{type(error).__name__}: {text_of(error)}"
-    own_words = in_handler and judge.is_explicit(error)
-    if sqlstates.is_passing(error) and not own_words and (tries < TRIES_IN_PLACE or not in_handler):
+    explicit = in_handler and judge.is_explicit(error)
+    if sqlstates.is_passing(error) and not explicit and (tries < TRIES_IN_PLACE or not in_handler):
         return Again(text)
     if index is not None:
         return Culprit(index, error)

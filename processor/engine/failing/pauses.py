@@ -76,7 +76,7 @@ class PartitionPauses:
     async def blame(self, remaining: Remaining, record: Record, error: Exception) -> None:
         """Let a record at fault fail, or let its partition wait before the record is tried again."""
         if record.failure is not None:
-            raise Halt(f"{record.coordinates}: not even its failure can be stored: {text_of(error)}") from error
+            raise Halt(f"{record.coordinates}: its failure cannot be stored either: {text_of(error)}") from error
         partition = self._partitions.of(record.reading)
         kind = self._judge.kind(error)
         reason = f"{record.handler}: {type(error).__name__}: {text_of(error)}"
@@ -204,7 +204,7 @@ class PartitionPauses:
 
     def _resume(self, partition: OwnedPartition) -> None:
         del self._held[partition]
-        if partition.owned and not partition.recovering:  # or else recovery begins to read it
+        if partition.owned and not partition.recovering:  # otherwise recovery begins to read it
             self._partitions.begin(partition, partition.position)
 
     def _halt(self, remaining: Remaining, partition: OwnedPartition, offset: int, reason: str) -> None:

@@ -116,7 +116,7 @@ async def test_failure_that_cannot_even_be_stored_halts_the_process(given: Given
     (owned,) = take_over(0)
     (record,) = without_inbox(owned, 1)
     record.failure = FAILURE
-    with pytest.raises(Halt, match=r"^orders:0:0: not even its failure can be stored: too large$"):
+    with pytest.raises(Halt, match=r"^orders:0:0: its failure cannot be stored either: too large$"):
         await given.pauses.blame(Remaining(Batch.of_rows([record])), record, ValueError("too large"))
 
 
