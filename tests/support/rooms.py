@@ -50,6 +50,7 @@ def main() -> int:
         path = Path(folder) / "report.json"
         try:
             measured.combine()
+            measured.save()  # for `coverage report -m` and `coverage html`
             measured.json_report(outfile=str(path))
         except CoverageException as error:
             print(f"no coverage: {error}", file=sys.stderr)
