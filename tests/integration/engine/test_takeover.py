@@ -292,6 +292,37 @@ async def test_positions_move_past_markers_once_and_then_not_before_some_time_or
     assert b.committed()[0] == end
 
 
+async def test_marker_that_expired_after_a_crash_before_the_position_moved_past_it_halts_until_the_gap_is_accepted(
+    bench: MakeBench,
+) -> None:
+    """Nobody can say any more whether it was a record; the halt says that it may be none."""
+    b = bench()
+
+    async def nothing_unsent() -> bool:
+        return not await b.rows("SELECT FROM unsent")
+
+    def produce(name: str) -> None:
+        with transaction(b, "committed") as producer:
+            value = f'{{"what": "{name}"}}'.encode()
+            producer.produce(b.input, value, b"k", headers={"type": b"T", "message-id": name.encode()})
+
+    async with b.running():
+        produce("m0")
+        await b.until(lambda: b.committed().get(0) == 2, "past the marker at once")
+        produce("m1")
+        await b.until(lambda: b.committed().get(0) == 3, "past the record, and not past its marker for a minute")
+        await b.until(nothing_unsent, "nothing is owed to Kafka")
+        await crash(b)
+    assert (b.ends()[0], b.committed()[0]) == (4, 3)
+    next(iter(b.admin.delete_records([TopicPartition(b.input, 0, 4)]).values())).result(SECONDS)
+    with pytest.raises(Halt, match=r"is 3, the log now begins at 4: records expired .* or at best the markers of a"):
+        await b.run_until_done()
+    set_offset(b, 4)
+    b.send(sent(5, 6))
+    await b.run_until_done()
+    assert said(b) == await b.effects() == ["m0", "m1", "w5"]
+
+
 async def test_position_of_a_quiet_partition_moves_past_a_marker_while_another_one_is_busy(bench: MakeBench) -> None:
     b = bench(partitions=2)
     with transaction(b, "committed") as producer:
