@@ -15,8 +15,9 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from processor import Unavailable
 from processor.errors import Halt
+from tests.conftest import Topics
 from tests.integration.conftest import MakeBench
-from tests.support import handlers
+from tests.support import handlers, letters
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.logs import events
 from tests.support.publishing import Kafka, crash
@@ -160,11 +161,13 @@ def _blob(bench: Bench, source: int) -> bytes:
 
 @pytest.mark.parametrize("moved", ["before the first start", "rewound"])
 async def test_crash_after_an_operator_moved_the_offset_is_not_taken_for_another_move(
-    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch, moved: str
+    bench: MakeBench, topics: Topics, logs: list[Any], monkeypatch: pytest.MonkeyPatch, moved: str
 ) -> None:
-    """Without an inbox, only the positions know that a message was processed."""
-    b = bench({"T": {"call": "apply", "inbox": False}})
-    b.send(sent(0, 5))
+    """Without an inbox, only the positions know that a message was processed, or has failed and has its dead letter."""
+    dead = topics("dead")
+    b = bench({"T": {"call": "apply", "inbox": False}}, failure={"dead_letter_topic": dead})
+    handlers.failing.add("failing")
+    b.send([Sent({"what": "never"}, id="failing"), *sent(0, 5)])  # it rolls back no call before its own
     calls = 1
     if moved == "rewound":
         await b.run_until_done()
@@ -178,6 +181,7 @@ async def test_crash_after_an_operator_moved_the_offset_is_not_taken_for_another
     assert [event["found"] for event in events(logs, "partition_ready")][-1] == "died_between_commits"
     assert set(handlers.calls.values()) == {calls}
     assert said(b) == await b.effects() == words(0, 5) * calls
+    assert [letter.notes["message-id"] for letter in letters.read(b.bootstrap_servers, dead)] == ["failing"] * calls
 
 
 async def test_database_that_lost_commits_halts_and_reapplies_only_when_told_so(bench: MakeBench) -> None:
