@@ -1,17 +1,18 @@
-"""Failed and parked messages in the inbox: listed, counted and shown."""
+"""Failed and parked messages in the inbox: listed and counted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from processor.errors import SetupError
+from processor.operations import names
 from processor.postgres import dead_letters
 
 if TYPE_CHECKING:
     from processor.messages.message import Partition
     from processor.postgres.dead_letters import Filter
     from processor.postgres.session import Connection
+    from processor.settings.schema import Settings
 
 
 @dataclass(slots=True)
@@ -20,25 +21,21 @@ class Listing:
     total: int
 
 
-async def listed(db: Connection, consumer: str, wanted: Filter, limit: int) -> Listing:
+async def listed(db: Connection, settings: Settings, wanted: Filter, limit: int) -> Listing:
     """The first messages that match, by partition and offset, and how many match in all."""
+    consumer = settings.consumer
+    wanted = await names.all_named(db, settings, wanted)
     partitions = await dead_letters.partitions(db, consumer, wanted)
     rows = await dead_letters.first(db, consumer, wanted, partitions, limit)
     total = len(rows) if len(rows) < limit else await dead_letters.count(db, consumer, wanted, partitions)
     return Listing([_described(row, partitions[row["partition_id"]]) for row in rows], total)
 
 
-async def shown(db: Connection, consumer: str, message_id: str) -> dict[str, Any]:
-    """Everything that the inbox has about one message, whatever its status."""
-    row = await dead_letters.find(db, consumer, message_id)
-    if row is None:
-        raise SetupError(f"{consumer} has no message {message_id!r} in its inbox; `processor dlq list` shows the ids")
-    return row
-
-
-async def count(db: Connection, consumer: str, wanted: Filter) -> int:
-    partitions = await dead_letters.partitions(db, consumer, wanted)
-    return await dead_letters.count(db, consumer, wanted, partitions)
+async def count(db: Connection, settings: Settings, wanted: Filter) -> int:
+    """How many messages there are to be changed."""
+    wanted = await names.each_named(db, settings, wanted)
+    partitions = await dead_letters.partitions(db, settings.consumer, wanted)
+    return await dead_letters.count(db, settings.consumer, wanted, partitions)
 
 
 def _described(row: dict[str, Any], partition: Partition) -> dict[str, Any]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from processor.operations import names
 from processor.postgres import dead_letters
 
 if TYPE_CHECKING:
     from processor.postgres.dead_letters import Filter, ParkedKey
     from processor.postgres.session import Connection
+    from processor.settings.schema import Settings
 
 # Rows that are locked at a time: the service waits for them.
 CHUNK_ROWS = 500
 
 
-async def discard(db: Connection, consumer: str, wanted: Filter, by: str, reason: str) -> tuple[int, int]:
+async def discard(db: Connection, settings: Settings, wanted: Filter, by: str, reason: str) -> tuple[int, int]:
     """How many were given up, and how many of their parked keys still have messages that wait."""
+    consumer = settings.consumer
+    wanted = await names.each_named(db, settings, wanted)
     discarded = 0
     keys: set[ParkedKey] = set()
     for partition_id in await dead_letters.partitions(db, consumer, wanted):

@@ -18,6 +18,7 @@ from uuid import UUID
 from processor.errors import SetupError
 from processor.kafka.sender import Letter, Sender
 from processor.messages.decode import REDRIVE
+from processor.operations import names
 from processor.postgres import dead_letters, redrive
 from processor.postgres.dead_letters import PAGE_ROWS, REPAIRABLE, Brief, Head, ParkedKey
 
@@ -77,9 +78,13 @@ class Watcher(Protocol):
 
 
 async def plan(
-    db: Connection, consumer: str, wanted: Filter, *, again: bool = False, limit: int | None = None
+    db: Connection, settings: Settings, wanted: Filter, *, again: bool = False, limit: int | None = None
 ) -> list[Scope]:
     """What a redrive would send, partition by partition. `limit` counts matches; a parked key is taken as a whole."""
+    return await _plan(db, settings.consumer, await names.each_named(db, settings, wanted), again=again, limit=limit)
+
+
+async def _plan(db: Connection, consumer: str, wanted: Filter, *, again: bool, limit: int | None) -> list[Scope]:
     scopes = []
     for partition_id, partition in (await dead_letters.partitions(db, consumer, wanted)).items():
         scope = await redrive.scope(db, consumer, wanted, partition_id, partition, again=again, limit=limit)
@@ -115,7 +120,8 @@ async def run(
     `timeout_seconds`: end waiting for the service when nothing has moved for this long; None: do not wait.
     """
     consumer = settings.consumer
-    scopes = await plan(db, consumer, wanted, again=again, limit=limit)
+    wanted = await names.each_named(db, settings, wanted)
+    scopes = await _plan(db, consumer, wanted, again=again, limit=limit)
     partitions = await dead_letters.partitions(db, consumer, wanted)
     collisions = await redrive.collisions(db, consumer, wanted, partitions)
     if not scopes:

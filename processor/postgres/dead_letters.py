@@ -39,6 +39,7 @@ ERROR = r"""(CASE WHEN strpos(error::text, '\u0000') = 0 THEN error
 # A message whose id belongs to another payload. Sending everything again must not process it.
 COLLIDED = f"(status = 'failed' AND coalesce({ERROR} ->> 'reason', '') = 'collision')"
 _FAILED_AT = "coalesce(finished_at, first_failed_at, received_at)"
+_UNWINDOWED = "CASE WHEN $12 THEN regexp_replace(message_id, '@[0-9]+$', '') ELSE message_id END"
 
 # The first condition follows from the second, but Postgres uses the index inbox_unfinished only where it is written.
 MATCHES = f"""
@@ -61,12 +62,22 @@ LIST = f"""
     ORDER BY partition_id, "offset", key LIMIT $10
 """  # noqa: S608 - our constants
 
+# The messages that an id may stand for. In the inbox it has its type before it ($11, message.scope_by_type) and its
+# window behind it ($12, message.window_seconds); who looks for it may know neither.
+NAMED = f"""
+    SELECT DISTINCT given, message_id
+    FROM inbox JOIN unnest($10::text[]) AS given
+         ON given IN (message_id, {_UNWINDOWED})
+         OR $11 AND coalesce(type, '') || ':' || given IN (message_id, {_UNWINDOWED})
+    WHERE partition_id = ANY ($1::integer[]) AND {MATCHES} ORDER BY message_id
+"""  # noqa: S608 - our constants
+
 SHOW = """
     SELECT topic, partition, key, "offset", status::text, message_id, type, record_key, payload, headers::text,
            error::text, attempts, coalesce(inbox.unfinished, 0) AS unfinished, parked_key, timestamp_ms, received_at,
            first_failed_at, finished_at, redriven_at, lease_owner, lease_until, result::text, history::text
     FROM inbox JOIN ledger ON inbox.partition_id = ledger.partition_id OR inbox.partition_id = ANY (former)
-    WHERE key = $1 AND consumer = $2
+    WHERE key = ANY ($1::uuid[]) AND consumer = $2
 """
 
 _SIZE = (
@@ -195,17 +206,32 @@ async def first(
     return [dict(row) | {"error": wire.load_error(row["error"])} for row in rows]
 
 
-async def find(connection: Connection, consumer: str, message_id: str) -> dict[str, Any] | None:
-    """All columns of one row, whatever its status, with every JSON column decoded."""
-    row = await connection.fetchrow(SHOW, UUID(bytes=identity.inbox_key(consumer)(message_id)), consumer)
-    if row is None:
-        return None
-    return dict(row) | {
-        "headers": None if row["headers"] is None else wire.load_headers(row["headers"]),
-        "error": wire.load_error(row["error"]),
-        "result": orjson.loads(row["result"]) if row["result"] else None,
-        "history": orjson.loads(row["history"] or "[]"),
+async def find(connection: Connection, consumer: str, message_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """All columns of these rows by message id, whatever their status, with every JSON column decoded."""
+    key_of = identity.inbox_key(consumer)
+    ids = {UUID(bytes=key_of(id_)): id_ for id_ in message_ids}
+    return {
+        ids[row["key"]]: dict(row)
+        | {
+            "message_id": ids[row["key"]],
+            "headers": None if row["headers"] is None else wire.load_headers(row["headers"]),
+            "error": wire.load_error(row["error"]),
+            "result": orjson.loads(row["result"]) if row["result"] else None,
+            "history": orjson.loads(row["history"] or "[]"),
+        }
+        for row in await connection.fetch(SHOW, list(ids), consumer)
     }
+
+
+async def named(
+    connection: Connection, consumer: str, wanted: Filter, partition_ids: Iterable[int], *, scoped: bool, windowed: bool
+) -> dict[str, list[str]]:
+    """For each id of the filter, the ids in the inbox that it may stand for, among the messages that match the rest."""
+    found: dict[str, list[str]] = {id_: [] for id_ in wanted.ids}
+    arguments = replace(wanted, ids=()).arguments(consumer, partition_ids)
+    for given, id_ in await connection.fetch(NAMED, *arguments, list(found), scoped, windowed):
+        found[given].append(id_)
+    return found
 
 
 async def pages(connection: Connection, statement: str, arguments: Sequence[Any]) -> AsyncIterator[list[Brief]]:

@@ -79,6 +79,17 @@ class Shop:
             json.dumps(FAILED),
         )
 
+    def completed(self, message_id: str, offset: int) -> None:
+        """As it is after a first attempt that went well: known by its key alone."""
+        self.row(message_id, offset, status="completed", type_=None)
+        sql.execute(self.database, "UPDATE inbox SET message_id = NULL WHERE message_id = $1", message_id)
+
+    def identify(self, **message: Any) -> None:
+        """How messages are recognised: settings of the table [message]."""
+        lines = [f"{name} = {json.dumps(value)}" for name, value in message.items()]
+        with (self.folder / "shop.toml").open("a") as file:
+            file.write("\n".join(["\n[message]", *lines, ""]))
+
     def many(self, number: int) -> None:
         sql.execute(
             self.database,

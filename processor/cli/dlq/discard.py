@@ -40,11 +40,11 @@ def discard(
 
     async def count() -> int:
         async with connections.with_tables(settings) as db:
-            return await dead_letters.count(db, settings.consumer, wanted)
+            return await dead_letters.count(db, settings, wanted)
 
     async def act() -> tuple[int, int]:
         async with connections.with_tables(settings) as db:
-            return await operation.discard(db, settings.consumer, wanted, storable(by or user()), storable(reason))
+            return await operation.discard(db, settings, wanted, storable(by or user()), storable(reason))
 
     number = None if yes else asyncio.run(count())
     if number:

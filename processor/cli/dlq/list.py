@@ -50,7 +50,7 @@ def list_(
 
     async def act(settings: Settings) -> dead_letters.Listing:
         async with connections.with_tables(settings) as db:
-            return await dead_letters.listed(db, settings.consumer, wanted, limit)
+            return await dead_letters.listed(db, settings, wanted, limit)
 
     found = asyncio.run(act(load(config_file)))
     more = found.total - len(found.messages)

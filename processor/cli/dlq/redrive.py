@@ -131,7 +131,7 @@ class Watcher:
 async def _preview(settings: Settings, wanted: Filter, *, again: bool, limit: int | None, form: Format) -> None:
     messages: list[dict[str, Any]] = []
     async with connections.with_tables(settings) as db:
-        scopes = await operation.plan(db, settings.consumer, wanted, again=again, limit=limit)
+        scopes = await operation.plan(db, settings, wanted, again=again, limit=limit)
         async for scope, rows in operation.to_send(db, scopes):
             for row in rows:
                 match form:

@@ -15,11 +15,12 @@ import typer
 from processor.cli.arguments import WrongUse, grouped, storable
 from processor.cli.deployment import load
 from processor.cli.output import Format, Output, bytes_as_text, key_as_json, print_json, print_line, safe, time
-from processor.operations import dead_letters
+from processor.operations import names
 from processor.postgres import connections
 from processor.settings.schema import Settings
 
 HEX_DIGITS = 64  # in a line
+TYPE = "Message type, where messages of several types may have this id (message.scope_by_type)."
 
 
 @grouped
@@ -29,6 +30,7 @@ def show(
         typer.Argument(metavar="[CONFIG] ID", help="CONFIG can be left out if PROCESSOR_CONFIG is set."),
     ],
     *,
+    type_: Annotated[str | None, typer.Option("--type", help=TYPE)] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Write the payload's bytes to standard output, and nothing else.")
     ] = False,
@@ -39,13 +41,13 @@ def show(
 
     async def act(settings: Settings) -> dict[str, Any]:
         async with connections.with_tables(settings) as db:
-            return await dead_letters.shown(db, settings.consumer, message_id)
+            return await names.shown(db, settings, message_id, type_)
 
     row = asyncio.run(act(load(config_file)))
     if raw:
         sys.stdout.buffer.write(row["payload"] or b"")
         return
-    message = _message(row, message_id)
+    message = _message(row)
     match output.format:
         case Format.JSON:
             print_json(message)
@@ -60,17 +62,17 @@ def _config_and_id(words: list[str]) -> tuple[Path, str]:
     if len(words) == 1 and named:
         words = [named, *words]
     if len(words) != 2:
-        raise WrongUse("give the configuration file and one message id: processor dlq show CONFIG ID")
+        raise WrongUse("give the configuration file and one message id: processor dlq show CONFIG ID [--type TYPE]")
     return Path(words[0]), storable(words[1])
 
 
-def _message(row: dict[str, Any], message_id: str) -> dict[str, Any]:
+def _message(row: dict[str, Any]) -> dict[str, Any]:
     """Everything, in the order in which it is shown."""
     names = ("status", "type", "topic", "partition", "offset")
     times = ("received_at", "first_failed_at", "finished_at", "redriven_at", "lease_until")
     kept = row["record_key"] is not None or row["payload"] is not None or row["headers"] is not None
     return {
-        "id": row["message_id"] or message_id,
+        "id": row["message_id"],
         "inbox_key": str(row["key"]),
         **{name: row[name] for name in names},
         "timestamp_ms": row["timestamp_ms"],

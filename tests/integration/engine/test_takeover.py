@@ -15,8 +15,9 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from processor import Unavailable
 from processor.errors import Halt
+from tests.conftest import Topics
 from tests.integration.conftest import MakeBench
-from tests.support import handlers
+from tests.support import handlers, letters
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.logs import events
 from tests.support.publishing import Kafka, crash
@@ -160,11 +161,13 @@ def _blob(bench: Bench, source: int) -> bytes:
 
 @pytest.mark.parametrize("moved", ["before the first start", "rewound"])
 async def test_crash_after_an_operator_moved_the_offset_is_not_taken_for_another_move(
-    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch, moved: str
+    bench: MakeBench, topics: Topics, logs: list[Any], monkeypatch: pytest.MonkeyPatch, moved: str
 ) -> None:
-    """Without an inbox, only the positions know that a message was processed."""
-    b = bench({"T": {"call": "apply", "inbox": False}})
-    b.send(sent(0, 5))
+    """Without an inbox, only the positions know that a message was processed, or has failed and has its dead letter."""
+    dead = topics("dead")
+    b = bench({"T": {"call": "apply", "inbox": False}}, failure={"dead_letter_topic": dead})
+    handlers.failing.add("failing")
+    b.send([Sent({"what": "never"}, id="failing"), *sent(0, 5)])  # it rolls back no call before its own
     calls = 1
     if moved == "rewound":
         await b.run_until_done()
@@ -178,6 +181,7 @@ async def test_crash_after_an_operator_moved_the_offset_is_not_taken_for_another
     assert [event["found"] for event in events(logs, "partition_ready")][-1] == "died_between_commits"
     assert set(handlers.calls.values()) == {calls}
     assert said(b) == await b.effects() == words(0, 5) * calls
+    assert [letter.notes["message-id"] for letter in letters.read(b.bootstrap_servers, dead)] == ["failing"] * calls
 
 
 async def test_database_that_lost_commits_halts_and_reapplies_only_when_told_so(bench: MakeBench) -> None:
@@ -290,6 +294,37 @@ async def test_positions_move_past_markers_once_and_then_not_before_some_time_or
         assert b.committed()[0] < end
     assert len(moves) == 2, "what was left is done at the stop"
     assert b.committed()[0] == end
+
+
+async def test_marker_that_expired_after_a_crash_before_the_position_moved_past_it_halts_until_the_gap_is_accepted(
+    bench: MakeBench,
+) -> None:
+    """Nobody can say any more whether it was a record; the halt says that it may be none."""
+    b = bench()
+
+    async def nothing_unsent() -> bool:
+        return not await b.rows("SELECT FROM unsent")
+
+    def produce(name: str) -> None:
+        with transaction(b, "committed") as producer:
+            value = f'{{"what": "{name}"}}'.encode()
+            producer.produce(b.input, value, b"k", headers={"type": b"T", "message-id": name.encode()})
+
+    async with b.running():
+        produce("m0")
+        await b.until(lambda: b.committed().get(0) == 2, "past the marker at once")
+        produce("m1")
+        await b.until(lambda: b.committed().get(0) == 3, "past the record, and not past its marker for a minute")
+        await b.until(nothing_unsent, "nothing is owed to Kafka")
+        await crash(b)
+    assert (b.ends()[0], b.committed()[0]) == (4, 3)
+    next(iter(b.admin.delete_records([TopicPartition(b.input, 0, 4)]).values())).result(SECONDS)
+    with pytest.raises(Halt, match=r"is 3, the log now begins at 4: records expired .* or at best the markers of a"):
+        await b.run_until_done()
+    set_offset(b, 4)
+    b.send(sent(5, 6))
+    await b.run_until_done()
+    assert said(b) == await b.effects() == ["m0", "m1", "w5"]
 
 
 async def test_position_of_a_quiet_partition_moves_past_a_marker_while_another_one_is_busy(bench: MakeBench) -> None:

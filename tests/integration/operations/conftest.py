@@ -16,7 +16,7 @@ from tests.support.shop import Shop
 def shop(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Iterator[Shop]:
     consumer, topic = unique("shop"), topics("orders", partitions=2)
     tables = {
-        "handlers": {"T": "shop:handle"},
+        "handlers": {"T": "shop:handle", "U": "shop:handle"},
         "kafka": {"bootstrap_servers": stack.bootstrap_servers},
         "database": {"url": database},
     }

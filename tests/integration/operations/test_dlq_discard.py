@@ -35,6 +35,19 @@ def test_discarding_the_head_says_that_others_still_wait(shop: Shop) -> None:
     assert whole == {"discarded": 2, "keys_still_parked": 0}
 
 
+def test_id_that_may_stand_for_two_messages_gives_up_neither_until_the_type_is_named(shop: Shop) -> None:
+    shop.identify(scope_by_type=True)
+    shop.row("T:A", 1)
+    shop.row("U:A", 2, type_="U")
+    done = shop.dlq("discard", "--id", "A", "--reason", "x", "--yes")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "2 messages with the id 'A': 'T:A', 'U:A'" in done.stderr
+    done = shop.dlq("discard", "--id", "A", "--type", "U", "--reason", "x", "--yes")
+    assert (done.returncode, done.stdout) == (0, "discarded 1\n"), done.stderr
+    assert [shop.stored(id_)["status"] for id_ in ("T:A", "U:A")] == ["failed", "discarded"]
+    assert shop.json("discard", "--id", "A", "--reason", "x", "--yes")["discarded"] == 1, "there is only one left"
+
+
 def test_on_a_terminal_discard_asks_first(shop: Shop) -> None:
     shop.row("a", 1)
     code, shown = on_terminal(shop, "n\n", "discard", "--id", "a", "--reason", "x")

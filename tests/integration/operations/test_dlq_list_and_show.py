@@ -110,3 +110,59 @@ def test_a_database_without_tables_is_to_be_migrated(shop: Shop, empty_database:
     done = shop.dlq("list", PROCESSOR_DATABASE__URL=empty_database)
     assert done.returncode == 1
     assert "processor migrate" in done.stderr
+
+
+def test_id_that_is_scoped_by_type_is_found_without_its_type_if_only_one_message_has_it(shop: Shop) -> None:
+    shop.identify(scope_by_type=True)
+    shop.row("T:A1", 1)
+    shop.row("U:A2", 2, type_="U")
+    shop.row("other:A3", 3, type_="other")  # of a type that [handlers] does not name
+    shop.completed("U:A4", 4)
+    for given, id_ in (("A1", "T:A1"), ("A2", "U:A2"), ("A3", "other:A3"), ("A4", "U:A4")):
+        assert shop.json("show", given)["id"] == id_
+        assert shop.json("show", id_)["id"] == id_
+    assert [shop.ids("--id", given) for given in ("A1", "A2", "other:A3", "A4")] == [
+        ["T:A1"],
+        ["U:A2"],
+        ["other:A3"],
+        [],
+    ]
+    assert shop.ids("--id", "A3", "--id", "A1") == ["T:A1", "other:A3"]
+
+
+def test_id_that_messages_of_two_types_have_is_told_apart_by_type(shop: Shop) -> None:
+    shop.identify(scope_by_type=True)
+    shop.row("T:A", 1)
+    shop.row("U:A", 2, type_="U")
+    shop.completed("T:B", 3)
+    shop.completed("U:B", 4)
+    for id_ in "AB":
+        done = shop.dlq("show", id_)
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert f"2 messages with the id '{id_}': 'T:{id_}', 'U:{id_}'; give one of these, or --type" in line
+        assert shop.json("show", id_, "--type", "U")["id"] == f"U:{id_}"
+    assert shop.json("show", "U:A", "--type", "U")["id"] == "U:A"
+    assert shop.ids("--id", "A") == ["T:A", "U:A"]
+    assert shop.ids("--id", "A", "--type", "U") == shop.ids("--id", "U:A", "--type", "U") == ["U:A"]
+    done = shop.dlq("show", "A", "--type", "V")
+    assert (done.returncode, "no message 'A' of type 'V' in its inbox, also not as 'V:A'" in done.stderr) == (1, True)
+
+
+def test_id_in_a_window_is_found_without_it_while_its_row_knows_it(shop: Shop) -> None:
+    shop.identify(scope_by_type=True, window_seconds=60)
+    shop.row("T:A@120", 1)
+    shop.row("T:B@120", 2)
+    shop.row("T:B@180", 3)
+    shop.completed("T:C@120", 4)
+    assert shop.json("show", "A")["id"] == "T:A@120"
+    assert shop.json("show", "A", "--type", "T")["id"] == "T:A@120"
+    assert shop.json("show", "A@120")["id"] == "T:A@120"
+    assert shop.ids("--id", "T:A") == shop.ids("--id", "A", "--type", "T") == ["T:A@120"]
+    assert shop.ids("--id", "B") == ["T:B@120", "T:B@180"]
+    assert "2 messages with the id 'B': 'T:B@120', 'T:B@180'" in shop.dlq("show", "B").stderr
+    done = shop.dlq("show", "C", "--type", "T")
+    assert done.returncode == 1
+    assert "as T:C@N, where N is the time of its record in seconds" in done.stderr
+    assert "message.window_seconds = 60" in done.stderr
+    assert shop.json("show", "C@120")["id"] == "T:C@120"

@@ -51,6 +51,7 @@ async def test_statements_read_only_what_is_not_done(big: asyncpg.Connection[asy
         for statement, values in (
             (dead_letters.LIST, [*wanted.arguments("c", [0, 1, 2, 3]), 100]),
             (dead_letters.COUNT, wanted.arguments("c", [0, 1, 2, 3])),
+            (dead_letters.NAMED, [*arguments, ["m1000", "m2000"], True, True]),
             (redrive.SENT_BEFORE, arguments),
             (redrive.SCOPE, [*arguments, some, False, None]),
             (redrive.COLLISIONS, [*arguments, some]),

@@ -70,6 +70,31 @@ def test_what_was_sent_is_sent_once_more_only_if_asked(shop: Shop) -> None:
     assert sent_ids(shop) == ["a", "b", "a"]
 
 
+def test_id_that_may_stand_for_two_messages_sends_neither_until_the_type_is_named(shop: Shop) -> None:
+    shop.identify(scope_by_type=True)
+    shop.row("T:A", 1)
+    shop.row("U:A", 2, type_="U")
+    shop.row("U:B", 3, type_="U")
+    for dry in ([], ["--dry-run"]):
+        done = shop.dlq("redrive", "--id", "A", "--id", "B", *dry)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "2 messages with the id 'A': 'T:A', 'U:A'" in done.stderr
+    assert shop.records() == []
+    found = shop.json("redrive", "--id", "A", "--type", "U", "--dry-run")
+    assert [message["id"] for message in found["messages"]] == ["U:A"]
+    assert shop.send("--id", "A", "--id", "B", "--type", "U")["sent"] == 2
+    assert shop.send("--id", "T:A")["sent"] == 1
+    assert sent_ids(shop) == ["U:A", "U:B", "T:A"]
+
+
+def test_collision_under_a_scoped_id_is_let_through_by_the_id_that_its_producer_gave(shop: Shop) -> None:
+    shop.identify(scope_by_type=True)
+    shop.row("T:A~orders:id:0:1", 1, error={"reason": "collision"})
+    id_ = "A~orders:id:0:1"
+    assert [shop.send("--id", id_, *more)["sent"] for more in ((), ("--despite-collision",))] == [0, 1]
+    assert sent_ids(shop) == [f"T:{id_}"]
+
+
 def test_limit_counts_over_all_partitions(shop: Shop) -> None:
     for offset in range(3):
         shop.row(f"p0-{offset}", offset)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
+from typing import Any
 
 import pytest
 
 from processor import Retry
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
-from tests.support.bench import Sent
+from tests.support.bench import Bench, Sent
+from tests.support.logs import events
 from tests.support.scenes import SOON, THREE, in_one_batch, messages, statuses
 
 
@@ -38,17 +40,49 @@ async def test_lease_of_a_handler_that_is_no_effect_any_more_is_waited_for_and_t
     b.send(messages("m0"))
     await b.run_until_done()
     leased = messages("m1", "m2")
-    (checksum,) = struct.unpack("i", struct.pack("I", zlib.crc32(leased[0].payload() or b"")))
-    await b.execute(
-        f"""INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id,
-                               type, record_key, lease_owner, lease_until)
-            SELECT inbox_key(consumer, 'm1'), partition_id, 1, {checksum}, 'processing', 0, 1, 'm1', 'T', 'k',
-                   'the dead', now() + '{lease}' FROM ledger"""
-    )
+    await lease_elsewhere(b, leased[0], lease)
     b.send(leased)
     await b.run_until_done()
     assert await b.effects() == ["m0", "m1", "m2"]
     assert await statuses(b) == {}
+
+
+async def test_lease_of_a_living_process_holds_up_all_keys_of_its_partition_and_no_other_partition(
+    bench: MakeBench, logs: list[Any]
+) -> None:
+    """There are no lanes by key for it: the partition goes on when the lease ends, and says why it waits."""
+    b = bench({"T": {"call": "queue", "effect": True}}, partitions=2)
+    b.send([*messages("first"), *messages("second", partition=1)])
+    await b.run_until_done()
+    leased, behind = messages("m0", key=b"one"), messages("m1", key=b"two")
+    await lease_elsewhere(b, leased[0], "1 day")
+    b.send([*leased, *behind])
+    async with b.running():
+        await b.until(lambda: events(logs, "partition_held"), "it waits for the lease")
+        b.send(messages("other", partition=1))
+        await b.done_with(1)
+    (held,) = events(logs, "partition_held")
+    assert held["partition"] == f"{b.input}[0]"
+    assert held["reason"] == "message m0 is being processed elsewhere"
+    assert held["seconds"] > 3600, "until the lease ends"
+    assert (await b.effects())[2:] == ["other"]
+    assert handlers.calls["m1"] == 0
+
+    await b.execute("UPDATE inbox SET lease_until = now() - interval '1 second' WHERE status = 'processing'")
+    await b.run_until_done()
+    assert (await b.effects())[2:] == ["other", "m0", "m1"]
+    assert await statuses(b) == {}
+
+
+async def lease_elsewhere(bench: Bench, record: Sent, lease: str) -> None:
+    """Another process has begun with this record, in the first partition."""
+    (checksum,) = struct.unpack("i", struct.pack("I", zlib.crc32(record.payload() or b"")))
+    await bench.execute(
+        f"""INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id,
+                               type, record_key, lease_owner, lease_until)
+            SELECT inbox_key(consumer, '{record.id}'), partition_id, 1, {checksum}, 'processing', 0, 1, '{record.id}',
+                   'T', 'k', 'another', now() + '{lease}' FROM ledger WHERE partition = 0"""
+    )
 
 
 async def test_call_that_succeeded_is_not_made_again_because_another_one_of_its_batch_is(bench: MakeBench) -> None:
