@@ -15,6 +15,7 @@ class Readiness:
         self._file = file
         self._obstacles: dict[object, str] = {"starting": "starting"}
         self._changing = threading.Lock()
+        self._closed = False
         self._remove()
 
     @property
@@ -31,13 +32,16 @@ class Readiness:
 
     def clear(self, what: object) -> None:
         with self._changing:
-            if self._obstacles.pop(what, None) is not None and not self._obstacles:
+            if self._obstacles.pop(what, None) is not None and not self._obstacles and not self._closed:
                 if self._file is not None:
                     self._file.touch()
                 log.info("ready")
 
     def close(self) -> None:
-        self._remove()
+        """Be ready no more, whatever is cleared later."""
+        with self._changing:
+            self._closed = True
+            self._remove()
 
     def _remove(self) -> None:
         if self._file is not None:

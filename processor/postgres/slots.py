@@ -84,11 +84,11 @@ class Slot:
         """Yield whether the slot is free. A process that leases it meanwhile waits until this ends."""
         async with self._session.use() as connection:
             ours = await connection.fetchval(LEASE, self._endings, slot)
-            leased = await self.leased(connection)
-            # If our own is missing, we have just lost the connection, and so may others.
-            free = ours and self._held in leased and slot not in leased
         try:
-            yield free
+            async with self._session.use() as connection:
+                leased = await self.leased(connection)
+            # If our own is missing, we have just lost the connection, and so may others.
+            yield ours and self._held in leased and slot not in leased
         finally:
             if ours:
                 async with self._session.use() as connection:

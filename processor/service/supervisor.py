@@ -98,7 +98,12 @@ class _Supervisor:
                 self._stop(f"worker {index} exited with {code}")
                 return
             failures = 0 if time.monotonic() - started > HEALTHY_SECONDS else failures + 1
-            delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1)) if failures else 0.0
+            delay = restart_delay(failures)
             log.warning("worker_ended", worker=index, pid=process.pid, exit_code=code, restart_in_seconds=delay)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
+
+
+def restart_delay(failures: int) -> float:
+    """Return how long to wait after this many ends in a row that came too soon after the start."""
+    return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(failures - 1, 32)) if failures else 0.0

@@ -10,6 +10,7 @@ Errors are distinguished by type and SQLSTATE, never by their text:
 
 from __future__ import annotations
 
+import math
 import random
 import traceback
 from collections.abc import Mapping
@@ -95,9 +96,9 @@ class Judge:
 
     def delay(self, record: Record, error: Exception) -> float:
         """Return the seconds before the next try: exponential with full jitter, unless the handler named its own."""
-        after = getattr(error, "after", None)
-        if isinstance(after, int | float):
-            return max(0.0, float(after))
+        after = named_delay(error)
+        if after is not None:
+            return after
         policy = self._policy(record)
         longest = min(policy.max_delay_ms, policy.first_delay_ms * 2 ** min(record.attempts, 32)) / 1000
         return random.uniform(0, longest)  # noqa: S311
@@ -105,6 +106,12 @@ class Judge:
     def _policy(self, record: Record) -> RetrySettings:
         name = record.message_type.name if record.message_type else ""
         return self._retry_of.get(name, self._retry)
+
+
+def named_delay(error: BaseException) -> float | None:
+    """Return the delay that the error names. An error of somebody else's may have anything under that name."""
+    after = getattr(error, "after", None)
+    return max(0.0, float(after)) if isinstance(after, int | float) and math.isfinite(after) else None
 
 
 def failure_of(error: BaseException, kind: Kind) -> Failure:

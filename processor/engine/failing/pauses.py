@@ -82,7 +82,7 @@ class PartitionPauses:
         reason = f"{record.handler}: {type(error).__name__}: {text_of(error)}"
         if kind is Kind.OUTAGE:
             await self._attempts.end([record])
-            self._postpone(remaining, partition, record.message.offset, reason, getattr(error, "after", None))
+            self._postpone(remaining, partition, record.message.offset, reason, classify.named_delay(error))
             return
         failure = self._judge.final_failure(record, error)
         if failure is None:

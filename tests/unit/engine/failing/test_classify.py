@@ -329,3 +329,11 @@ def test_backoff_grows_is_jittered_and_bounded() -> None:
 def test_limit_of_the_backoff_doubles_with_each_try_up_to_a_bound() -> None:
     found = [classify.backoff(tries) for tries in (0, 1, 2, 6, 7, 100_000)]
     assert found == [0.05, 0.1, 0.2, 3.2, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("after", "delay"), [(2, 2.0), (0.5, 0.5), (-1, 0.0), ("5", None), (None, None), (float("inf"), None), ([], None)]
+)
+def test_delay_counts_only_where_the_error_names_a_number(after: Any, delay: float | None) -> None:
+    assert classify.named_delay(Unavailable("down", after=after)) == delay
+    assert classify.named_delay(ValueError("names none")) is None
