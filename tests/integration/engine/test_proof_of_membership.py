@@ -1,4 +1,4 @@
-"""What recovery proves its membership with (`loop.py:_take_over`, step 3), when the broker is asked out of date.
+"""What recovery proves its membership with (`engine/takeover.py:_prove_membership`, step 1), when it is out of date.
 
 Since KIP-1251 a broker takes a commit with an older member epoch, if the partition has been the member's ever since.
 """

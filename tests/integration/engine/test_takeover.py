@@ -381,6 +381,40 @@ async def test_late_error_about_another_offset_than_the_one_to_be_read_halts_not
     assert not events(logs, "partition_halted")
 
 
+@pytest.mark.parametrize("away", ["suspended", "not ours any more"])
+async def test_late_error_about_a_partition_that_is_not_read_any_more_halts_and_starts_over_nothing(
+    bench: MakeBench, logs: list[Any], away: str
+) -> None:
+    b = bench(partitions=2)
+    b.send(sent(0, 3))
+    async with b.running():
+        source, partitions = b.engines[0].reader, b.engines[0].parts.partitions
+        await b.done()
+        (owned,) = (one for one in partitions.owned() if one.partition.number == 0)
+        next(iter(b.admin.delete_records([TopicPartition(b.input, 0, 2)]).values())).result(SECONDS)
+        late = LateErrors(source._consumer)
+        source._consumer = late  # type: ignore[assignment]
+        partitions.begin(owned, 0)
+        await b.until(lambda: late.errors, "the log does not hold that offset")
+        if away == "suspended":
+            partitions.suspend([owned])
+        else:
+            source.disown([owned.assignment])
+        late.deliver.set()
+        await b.until(lambda: not late.errors, "delivered at last")
+        b.send([Sent({"what": "other"}, id="other", partition=1)])  # read on the same thread, so after the error
+        await b.done_with(1)
+        assert not events(logs, "starting_over")
+        if away == "suspended":
+            partitions.begin(owned, 3)
+        else:
+            source.assign([owned.partition])
+        b.send(sent(3, 6))
+        await b.done()
+    assert said(b) == await b.effects() == [*words(0, 3), "other", *words(3, 6)]
+    assert not events(logs, "partition_halted")
+
+
 class LateErrors:
     """A consumer whose errors come when they are asked for."""
 
@@ -396,11 +430,19 @@ class LateErrors:
         if self.errors and self.deliver.is_set():
             return self.errors.pop()
         message = self._consumer.poll(seconds)
-        error = message and message.error()
-        if message is not None and error and error.code() == KafkaError._AUTO_OFFSET_RESET:
+        return None if message is None or self._kept(message) else message
+
+    def consume(self, number: int, seconds: float) -> list[Message]:
+        if self.errors and self.deliver.is_set():
+            return [self.errors.pop()]
+        return [message for message in self._consumer.consume(number, seconds) if not self._kept(message)]
+
+    def _kept(self, message: Message) -> bool:
+        error = message.error()
+        late = error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET and not self.deliver.is_set()
+        if late:
             self.errors.append(message)
-            return None
-        return message
+        return late
 
 
 async def test_records_that_expire_while_their_partition_waits_halt_that_one_and_no_other(
