@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from processor.kafka.reader import raise_if_final
+from processor.kafka.final import raise_if_final
 from processor.messages.message import Partition
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from processor.errors import Fenced, Halt, ProcessorError
+from processor.errors import Fenced
 from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import memory
+from processor.kafka.final import raise_if_final
 from processor.messages.batch import Batch, Span
 from processor.messages.message import Partition
 from processor.messages.record import Reading
@@ -45,11 +46,6 @@ FULL_SECONDS = 1.0
 
 _END = KafkaError._PARTITION_EOF  # noqa: SLF001
 _OUT_OF_LOG = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001
-_FORBIDDEN = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-)
 
 
 class PartitionReader:
@@ -399,16 +395,3 @@ class PartitionReader:
         elif assignment is not None and assignment.fetching:  # otherwise that reading has ended
             # It may be a late answer about another offset: recovery finds out.
             assignment.astray = f"{assignment.partition}: {error.str()}"
-
-
-class ConsumerDied(ProcessorError):
-    """librdkafka's consumer reported a fatal error: stop, exit 1; a new process starts clean."""
-
-
-def raise_if_final(error: KafkaError) -> None:
-    """Raise an error that waiting does not cure; any other passes by itself."""
-    if error.code() in _FORBIDDEN:
-        raise Halt(f"the broker forbids it: {error.str()}; check the ACLs of this user")
-    if error.fatal():
-        raise ConsumerDied(f"the consumer cannot go on: {error.str()}")
-    log.warning("consumer_error", code=error.name(), error=error.str())

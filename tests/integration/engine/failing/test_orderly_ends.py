@@ -22,7 +22,7 @@ from tests.support.scenes import SOON, THREE, messages, statuses
 
 
 async def cut_off(bench: Bench, times: int) -> None:
-    """Start an engine, and end it as the service does when the time for stopping is over; so many times."""
+    """Start an engine, and end it as the service does when the time for stopping is over; several times."""
     settings = load(bench.config, {})
     routes = registry.load(settings)
     for _ in range(times):
