@@ -70,7 +70,7 @@ class Parts:
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on beside the loop for as long as it runs."""
-        helpers = [self.orphans.watch(), self.housekeeping.watch_topics()]
+        helpers = [self.orphans.watch(), self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
         return [*helpers, self.attempts.reap()] if self.routes.act else helpers
 
     async def close(self) -> None:

@@ -10,7 +10,6 @@ Sole user of confluent_kafka.Producer, and the one place where its errors get a 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from processor import failpoints
 from processor.errors import BatchAborted, Fenced, Halt, ProcessorError
+from processor.kafka import connections
 from processor.messages import outputs
 from processor.messages.message import Partition
 from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, EncodedOutputs
@@ -132,7 +132,7 @@ def end_left_open(settings: KafkaSettings, transactional_id: str) -> bool:
 
 def _new_producer(settings: KafkaSettings, transactional_id: str) -> Producer:
     """Connected: one that has to ask for its coordinator before it is waits for half a second."""
-    producer = Producer(settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka"))
+    producer = Producer(settings.producer_config(transactional_id), logger=connections.logger)
     with suppress(KafkaException):  # its next call says what is wrong
         producer.list_topics(timeout=CONNECT_SECONDS)
     return producer

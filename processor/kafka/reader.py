@@ -10,7 +10,6 @@ An `Assignment` is one span of owning one partition, a `Reading` one stretch of 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processor.errors import Fenced, Halt, ProcessorError
+from processor.kafka import connections
 from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import memory
 from processor.messages.batch import Batch, Span
@@ -59,7 +59,7 @@ class PartitionReader:
         self._loop = asyncio.get_running_loop()
         # Where a partition ends is told, and so that there was nothing but markers behind the last record.
         config = {**settings.kafka.consumer_config(settings.consumer), "enable.partition.eof": True}
-        self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
+        self._consumer = Consumer(config, logger=connections.logger)
         self._changed = threading.Condition()
         self.news = asyncio.Event()  # something to look at: records, assignments, a failure
         self.lost = asyncio.Event()  # a partition went away while work on it was under way

@@ -77,15 +77,7 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     root.setLevel(level.upper())
     # asyncio tells at debug level which selector it uses; nobody who debugs a deployment asked for that.
     logging.getLogger("asyncio").setLevel(max(root.level, logging.INFO))
-    logging.getLogger("librdkafka").filters[:] = [_said_twice]
     logging.captureWarnings(True)
-
-
-def _said_twice(record: logging.LogRecord) -> bool:
-    """librdkafka logs each error of a transaction that it also raises to us: what it means, we say ourselves."""
-    if any(said in record.getMessage() for said in ("TXNERR", "GETPID")):
-        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-    return record.levelno >= logging.getLogger().level
 
 
 def _console() -> list[structlog.typing.Processor]:

@@ -42,6 +42,13 @@ def test_members_join_and_leave_under_load_and_each_order_counts_once(
     for member in (third, fourth):
         member.terminate()
         assert member.wait() == 0, member.tail()
+    for member in (second, third, fourth):
+        assert_no_errors(member)
+
+
+def assert_no_errors(process: Process) -> None:
+    """What belongs to a rebalance is no error."""
+    assert [event for event in process.all_events() if event.get("level") in ("error", "critical")] == []
 
 
 @pytest.mark.parametrize(("protocol", "point"), [("classic", "after_offsets"), ("consumer", "before_kafka_commit")])
