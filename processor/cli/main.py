@@ -61,7 +61,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line: an error of ours is one line and its exit code, only a bug is a traceback."""
+    """Run the command line: an error of ours is lines and its exit code, only a bug is a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? rather than a traceback

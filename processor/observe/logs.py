@@ -40,12 +40,16 @@ def write(event: Event) -> None:
         getattr(log, event.severity)(event.name, **event.data())
 
 
+def are_json(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether each line on stderr is an object for machines; else they are for people."""
+    form = _choice(os.environ if environ is None else environ, "PROCESSOR_LOG_FORMAT", FORMATS, "auto")
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())
+
+
 def configure(environ: Mapping[str, str] | None = None) -> None:
     """Send every log of this process to stderr. Calling it again starts afresh."""
     environ = os.environ if environ is None else environ
     level = _choice(environ, "PROCESSOR_LOG_LEVEL", LEVELS, "info")
-    form = _choice(environ, "PROCESSOR_LOG_FORMAT", FORMATS, "auto")
-    console = form == "console" or (form == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -68,7 +72,7 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared, structlog.stdlib.ExtraAdder()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *(_console() if console else _json()),
+                *(_json() if are_json(environ) else _console()),
             ],
         )
     )
