@@ -2,7 +2,8 @@
 
 An event has a stable snake_case name and its data as keys. `PROCESSOR_LOG_FORMAT` (json, console or auto)
 and `PROCESSOR_LOG_LEVEL` (debug to critical) decide how much and in which form. What the standard library,
-asyncio and warnings have to say goes the same way. A SecretStr never gets out, wherever it hides.
+asyncio and warnings have to say goes the same way. A SecretStr never gets out, wherever it hides. In a worker, which
+has `PROCESSOR_WORKER` in its environment, each line has that number.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from processor.observe.events import Event
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "console", "json")
 HIDDEN = "***"
+WORKER = "PROCESSOR_WORKER"
 
 
 def get_logger(**context: Any) -> structlog.stdlib.BoundLogger:
@@ -52,6 +54,7 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     level = _choice(environ, "PROCESSOR_LOG_LEVEL", LEVELS, "info")
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        *([_of_worker(int(environ[WORKER]))] if WORKER in environ else []),
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _without_secrets,
@@ -82,6 +85,16 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     # asyncio tells at debug level which selector it uses; nobody who debugs a deployment asked for that.
     logging.getLogger("asyncio").setLevel(max(root.level, logging.INFO))
     logging.captureWarnings(True)
+
+
+def _of_worker(number: int) -> structlog.typing.Processor:
+    """To every line: threads, asyncio and librdkafka have no context of ours that could carry it."""
+
+    def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["worker"] = number
+        return event
+
+    return add
 
 
 def _console() -> list[structlog.typing.Processor]:

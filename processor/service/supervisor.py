@@ -15,6 +15,8 @@ from contextlib import suppress
 
 import structlog
 
+from processor.observe import logs
+
 log = structlog.get_logger()
 
 PIPE = "PROCESSOR_SUPERVISOR_PIPE"
@@ -81,7 +83,7 @@ class _Supervisor:
             started = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**os.environ, PIPE: str(watched), "PROCESSOR_WORKERS": "1"},
+                env={**os.environ, PIPE: str(watched), logs.WORKER: str(index), "PROCESSOR_WORKERS": "1"},
                 pass_fds=(watched,),
                 start_new_session=True,
             )
