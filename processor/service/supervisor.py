@@ -97,7 +97,7 @@ class _Supervisor:
     async def supervise(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number))
         watched, held = os.pipe()
         try:
             await asyncio.gather(*(self._keep_running(index, watched) for index in range(self._workers)))
@@ -105,6 +105,11 @@ class _Supervisor:
             os.close(held)
             os.close(watched)
         return self._exit_code
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():  # workers do not finish any more
+            self._exit_code = self._exit_code or 128 + number
+        self._stop(number.name)
 
     def _stop(self, reason: str) -> None:
         """The first time workers finish; the second signal makes them stop at once."""
