@@ -25,7 +25,8 @@ EPILOG = (
     " PROCESSOR_DATABASE__URL_FILE. PROCESSOR_LOG_LEVEL (debug, info, warning, error, critical) and"
     " PROCESSOR_LOG_FORMAT (auto, json, console) shape the log on stderr."
     "\n\nExit status: 0 done or stopped as asked, 1 gave up or a server is not as needed,"
-    " 2 bad configuration, 3 halted: going on could lose or double something, an operator must decide."
+    " 2 bad configuration or arguments, 3 halted: going on could lose or double something, an operator must decide,"
+    " 130 interrupted by Ctrl-C, 128 + n ended at once by signal n (143 by a second SIGTERM)."
 )
 
 app = typer.Typer(
@@ -61,7 +62,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line: an error of ours is one line and its exit code, only a bug is a traceback."""
+    """Run the command line: an error of ours is lines and its exit code, only a bug is a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? rather than a traceback

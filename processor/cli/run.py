@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import structlog
 import typer
 
 from processor.cli.arguments import ConfigFile
 from processor.cli.deployment import load
+from processor.errors import ProcessorError
+from processor.observe import logs
 from processor.service import run as service
+
+log = structlog.get_logger()
 
 
 def run(
@@ -24,4 +29,12 @@ def run(
     run.stop_timeout_ms, rolled back. A batch that was rolled back is
     redelivered, not lost.
     """
-    raise typer.Exit(service.run(load(config_file), workers) or 0)
+    try:
+        code = service.run(load(config_file), workers)
+    except ProcessorError as error:
+        if not logs.are_json():
+            raise
+        # Whoever reads the log of a service by its lines cannot read any other. At a level that is never left out.
+        log.critical("ended", reason=str(error), exit_code=error.exit_code)
+        raise typer.Exit(error.exit_code) from None
+    raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Work between batches: forget stored outputs that were sent, move positions past markers, watch the topics."""
+"""Work between batches: forget stored outputs that were sent, move positions past markers, watch brokers and topics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from processor.engine import recovery
 from processor.engine.publishing import CommittedBatch
 from processor.errors import BatchAborted, Halt
+from processor.kafka.connections import brokers
 from processor.postgres.ledger import Advance, Sent
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ LOOK_SECONDS = 1.0
 MOVE_ON_SECONDS = 60.0
 # How often to ask whether the topics are still the same as those being read.
 TOPICS_SECONDS = 2.0
+# How often to ask a broker that could not be reached.
+BROKERS_SECONDS = 2.0
 
 
 class Housekeeping:
@@ -113,7 +116,14 @@ class Housekeeping:
                 one.position = share.next_offset
             self._publishing.add(CommittedBatch(shares, ()), more=False)
 
-    # --- topics ---
+    # --- brokers and topics ---
+
+    async def watch_brokers(self) -> None:
+        """As long as we live: notice when those that could not be reached are back."""
+        while True:
+            await asyncio.sleep(BROKERS_SECONDS)
+            if brokers.in_doubt:
+                await asyncio.to_thread(brokers.ask, self._cluster.answering)
 
     async def watch_topics(self) -> None:
         """Halt partitions of a topic that is deleted and recreated while we read it. Runs until it is cancelled.

@@ -71,7 +71,7 @@ class Parts:
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside the loop as long as it runs."""
-        helpers = [self.orphans.watch(), self.housekeeping.watch_topics()]
+        helpers = [self.orphans.watch(), self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
         return [*helpers, self.attempts.reap()] if self.routes.act else helpers
 
     async def close(self) -> None:

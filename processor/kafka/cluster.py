@@ -5,8 +5,8 @@ All calls block; the engine makes them off the event loop.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,18 +18,26 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # exported, not declared so
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, not declared so
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+)
 
 from processor.errors import BatchAborted
+from processor.kafka import connections
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]
 
+    from processor.kafka.connections import Broker
     from processor.settings.kafka import KafkaSettings
 
 TIMEOUT_SECONDS = 10.0
+# How long a broker may take to answer at all.
+ALIVE_SECONDS = 2.0
 
 # Partitions about which the brokers gave no answer, and why.
 Unknown: TypeAlias = dict[Partition, str]
@@ -48,11 +56,10 @@ def _id(topic: Any) -> str:
 
 class Cluster:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
-        logger = logging.getLogger("librdkafka")
-        self._admin = AdminClient(settings.admin_config(), logger=logger)
+        self._admin = AdminClient(settings.admin_config(), logger=connections.silent)
         # It never joins the group, it only asks about it. The AdminClient could ask too, but librdkafka 2.16
         # crashes in that call while the group's coordinator is moving or loading.
-        self._reader = Consumer(settings.consumer_config(group), logger=logger)
+        self._reader = Consumer(settings.consumer_config(group), logger=connections.silent)
         self._known: frozenset[str] = frozenset()
 
     def missing(self, topics: Iterable[str]) -> set[str]:
@@ -81,6 +88,23 @@ class Cluster:
                     raise BatchAborted(f"the brokers do not describe {name}: {error.args[0].str()}") from None
             else:
                 found[name] = Topic(_id(topic), frozenset(partition.id for partition in topic.partitions))
+        return found
+
+    def answering(self, brokers: Iterable[Broker]) -> set[Broker]:
+        """Return those of the brokers that answer now, if only with a refusal."""
+        found, asked = set(), {}
+        for broker in brokers:
+            if broker.id is None:  # an address of a bootstrap server: any answer will do
+                with suppress(KafkaException):
+                    self._admin.list_topics(timeout=ALIVE_SECONDS)
+                    found.add(broker)
+            else:
+                resource = ConfigResource(ConfigResource.Type.BROKER, str(broker.id))  # which only that one answers
+                (asked[broker],) = self._admin.describe_configs([resource], request_timeout=ALIVE_SECONDS).values()
+        for broker, answer in asked.items():
+            error = answer.exception()
+            if error is None or error.args[0].code() > 0:  # below are those of librdkafka
+                found.add(broker)
         return found
 
     def logs(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, Log], Unknown]:

@@ -6,7 +6,6 @@ first asked about one.
 
 from __future__ import annotations
 
-import logging
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation as Operation  # type: ignore[attr-defined]
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.admin import ResourceType as Resource  # type: ignore[attr-defined]
+
+from processor.kafka import connections
 
 if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
@@ -58,9 +59,9 @@ class Access:
 class Inspection:
     def __init__(self, settings: KafkaSettings) -> None:
         self._errors: list[KafkaError] = []
-        silent = logging.Logger("processor.kafka.inspection", level=logging.CRITICAL + 1)
         try:
-            self._admin = AdminClient(settings.admin_config() | {"error_cb": self._errors.append, "logger": silent})
+            callbacks = {"error_cb": self._errors.append, "logger": connections.silent}
+            self._admin = AdminClient(settings.admin_config() | callbacks)
         except KafkaException as error:
             raise Refused(error.args[0].str()) from None
 

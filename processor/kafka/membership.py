@@ -10,7 +10,6 @@ All calls and callbacks run on one thread, which does nothing else.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from processor.kafka import connections
 from processor.kafka.final import raise_if_final
 from processor.messages.message import Partition
 
@@ -56,7 +56,7 @@ class Membership:
     def start(self, instance: str | None = None) -> None:
         """Join the group; a process that returns in time as the same `instance` gets the same partitions."""
         config = self._settings.kafka.consumer_config(self._settings.consumer, instance)
-        self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
+        self._consumer = Consumer(config, logger=connections.logger)
         self._thread.start()
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ The only place that decides what an error of the transactional producer means.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from processor import failpoints
 from processor.errors import BatchAborted, Fenced, Halt, ProcessorError
+from processor.kafka import connections
 from processor.messages.message import Partition
 from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, EncodedOutputs
 from processor.messages.outputs import headers as output_headers
@@ -132,7 +132,7 @@ def end_left_open(settings: KafkaSettings, transactional_id: str) -> bool:
 
 def _new_producer(settings: KafkaSettings, transactional_id: str) -> Producer:
     """Return a connected producer: one that looks for its coordinator before it is connected waits half a second."""
-    producer = Producer(settings.producer_config(transactional_id), logger=logging.getLogger("librdkafka"))
+    producer = Producer(settings.producer_config(transactional_id), logger=connections.logger)
     with suppress(KafkaException):  # the next call raises what is wrong
         producer.list_topics(timeout=CONNECT_SECONDS)
     return producer

@@ -10,7 +10,6 @@ An `Assignment` is one period of owning a partition, a `Reading` one uninterrupt
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processor.errors import Fenced
+from processor.kafka import connections
 from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import memory
 from processor.kafka.final import raise_if_final
@@ -55,7 +55,7 @@ class PartitionReader:
         self._loop = asyncio.get_running_loop()
         # librdkafka reports the end of a partition, which shows that only markers follow the last record.
         config = {**settings.kafka.consumer_config(settings.consumer), "enable.partition.eof": True}
-        self._consumer = Consumer(config, logger=logging.getLogger("librdkafka"))
+        self._consumer = Consumer(config, logger=connections.logger)
         self._changed = threading.Condition()
         self.news = asyncio.Event()  # set for new records, assignments, or a failure
         self.lost = asyncio.Event()  # set when a partition is taken from us during work on it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from processor.errors import SetupError
+from processor.kafka import connections
 from processor.settings import librdkafka
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Sender:
     """Sends at most `rate` records a second, and nothing more once `stop` is set."""
 
     def __init__(self, settings: KafkaSettings, consumer: str, rate: float | None, stop: asyncio.Event) -> None:
-        self._producer = Producer(producer_config(settings, consumer), logger=logging.getLogger("librdkafka"))
+        self._producer = Producer(producer_config(settings, consumer), logger=connections.logger)
         self._stop = stop
         self._pause = 1 / rate if rate else 0.0
         self._next = time.monotonic()

@@ -2,7 +2,8 @@
 
 An event has a stable snake_case name and its data as keys. `PROCESSOR_LOG_FORMAT` (json, console or auto)
 chooses the form, `PROCESSOR_LOG_LEVEL` (debug to critical) the lowest level. Logs of the standard library,
-asyncio and warnings take the same form. A SecretStr never appears, however deeply it is nested.
+asyncio and warnings take the same form. A SecretStr never appears, however deeply it is nested. In a worker, which
+has `PROCESSOR_WORKER` in its environment, each line has that number.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from processor.observe.events import Event
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "console", "json")
 HIDDEN = "***"
+WORKER = "PROCESSOR_WORKER"
 
 
 def get_logger(**context: Any) -> structlog.stdlib.BoundLogger:
@@ -40,14 +42,19 @@ def write(event: Event) -> None:
         getattr(log, event.severity)(event.name, **event.data())
 
 
+def are_json(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether each line on stderr is an object for machines; else they are for people."""
+    form = _choice(os.environ if environ is None else environ, "PROCESSOR_LOG_FORMAT", FORMATS, "auto")
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())
+
+
 def configure(environ: Mapping[str, str] | None = None) -> None:
     """Send every log of this process to stderr. Another call replaces the configuration."""
     environ = os.environ if environ is None else environ
     level = _choice(environ, "PROCESSOR_LOG_LEVEL", LEVELS, "info")
-    form = _choice(environ, "PROCESSOR_LOG_FORMAT", FORMATS, "auto")
-    console = form == "console" or (form == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        *([_of_worker(int(environ[WORKER]))] if WORKER in environ else []),
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _without_secrets,
@@ -68,7 +75,7 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared, structlog.stdlib.ExtraAdder()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *(_console() if console else _json()),
+                *(_json() if are_json(environ) else _console()),
             ],
         )
     )
@@ -77,15 +84,17 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     root.setLevel(level.upper())
     # asyncio logs its selector at debug level, which does not help to debug a deployment.
     logging.getLogger("asyncio").setLevel(max(root.level, logging.INFO))
-    logging.getLogger("librdkafka").filters[:] = [_demote_transaction_errors]
     logging.captureWarnings(True)
 
 
-def _demote_transaction_errors(record: logging.LogRecord) -> bool:
-    """Log errors of transactions at debug level: librdkafka also raises them to us, and we log what they mean."""
-    if any(mark in record.getMessage() for mark in ("TXNERR", "GETPID")):
-        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-    return record.levelno >= logging.getLogger().level
+def _of_worker(number: int) -> structlog.typing.Processor:
+    """To every line: threads, asyncio and librdkafka have no context of ours that could carry it."""
+
+    def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["worker"] = number
+        return event
+
+    return add
 
 
 def _console() -> list[structlog.typing.Processor]:

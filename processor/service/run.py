@@ -23,6 +23,7 @@ from processor import failpoints
 from processor.engine.engine import Engine
 from processor.errors import ProcessorError
 from processor.handling import registry
+from processor.observe import readiness
 from processor.observe.stalls import exit_after, exit_now
 from processor.postgres import connections, migrate, rights
 from processor.service import interpreter, supervisor
@@ -38,8 +39,11 @@ NUDGE_SECONDS = 0.2
 
 def run(settings: Settings, workers: int = 1) -> int:
     """Run the service and return the exit code; raise ProcessorError if it cannot or must not go on."""
+    # A process that was killed has left its file: it goes before anything that may fail or wait.
+    readiness.sign(settings.run.ready_file)(False)
     if workers > 1:
-        return supervisor.run([sys.executable, "-m", "processor", "run", settings.source], workers)
+        command = [sys.executable, "-m", "processor", "run", settings.source]
+        return supervisor.run(command, workers, settings.run.ready_file)
     failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
     routes = registry.load(settings)
     interpreter.tune()

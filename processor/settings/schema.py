@@ -268,7 +268,9 @@ class RunSettings(Table):
         default=25_000, description="After SIGTERM, how long the current batches may take before they are rolled back."
     )
     ready_file: Path | None = Field(
-        default=None, description="A file that exists while the process is ready, and not during an outage."
+        default=None,
+        description="A file that exists while the process, with `--workers` all of them, is ready, and not during an "
+        "outage.",
     )
 
 

@@ -20,7 +20,12 @@ from processor.errors import ConfigError
 from processor.settings import librdkafka
 
 PREFIX = "PROCESSOR_"
-RESERVED = frozenset({"CONFIG", "FAILPOINTS", "LOG_FORMAT", "LOG_LEVEL", "STACK_DIR", "SUPERVISOR_PIPE", "WORKERS"})
+RESERVED = frozenset(
+    {
+        *("CONFIG", "FAILPOINTS", "LOG_FORMAT", "LOG_LEVEL", "STACK_DIR"),
+        *("READY_PIPE", "SUPERVISOR_PIPE", "WORKER", "WORKERS"),
+    }
+)
 LISTS = frozenset({("topics",), ("message", "id"), ("message", "type"), ("database", "migrations")})
 PROPERTY_TABLES: tuple[librdkafka.Table, ...] = ("client", "consumer", "producer")
 SECRET_KEYS = (("database", "url"), ("database", "password"), ("database", "tls", "sslpassword"))

@@ -42,6 +42,13 @@ def test_members_join_and_leave_under_load_and_each_order_counts_once(
     for member in (third, fourth):
         member.terminate()
         assert member.wait() == 0, member.tail()
+    for member in (second, third, fourth):
+        assert_no_errors(member)
+
+
+def assert_no_errors(process: Process) -> None:
+    """What belongs to a rebalance is no error."""
+    assert [event for event in process.all_events() if event.get("level") in ("error", "critical")] == []
 
 
 @pytest.mark.parametrize(("protocol", "point"), [("classic", "after_offsets"), ("consumer", "before_kafka_commit")])
@@ -251,7 +258,16 @@ def test_a_killed_worker_is_replaced_and_one_sigterm_stops_all(deployment: Deplo
     supervisor.terminate()
     assert supervisor.wait() == 0, supervisor.tail()
     assert len(supervisor.events("stopped")) == 2, "both workers left in an orderly way"
+    assert_each_line_names_its_worker(supervisor)
     deployed.verifier().assert_exactly_once()
+
+
+def assert_each_line_names_its_worker(supervisor: Process) -> None:
+    numbers = {event["pid"]: event["worker"] for event in supervisor.events("worker_started")}
+    for event in supervisor.events("started"):
+        assert event["worker"] == numbers[event["pid"]]
+    unnamed = {event["event"] for event in supervisor.all_events() if "worker" not in event}
+    assert unnamed <= {"stopping_workers"}, "lines of the parent about all of them"
 
 
 def test_a_static_member_that_is_killed_and_started_again_gets_its_partitions_back_without_a_rebalance(

@@ -12,6 +12,7 @@ from tests.support.sending import Sent
 from tests.support.waiting import eventually, throughout
 
 DOWN_SECONDS = 30.0
+BROKER_DOWN_SECONDS = 12.0
 
 
 def test_postgres_away_for_half_a_minute_under_load_costs_nothing_but_time(
@@ -70,9 +71,18 @@ def test_broker_away_for_a_while_makes_it_not_ready_and_costs_nothing_but_time(
         verifier.wait_until_committed(200)
         broker.kill()
         process.wait_for("not_ready", 60)
+        process.wait_for("brokers_unreachable")
+        throughout(
+            lambda: process.running and not ready.exists(), BROKER_DOWN_SECONDS, lambda: f"waiting{process.tail()}"
+        )
         eventually(lambda: not ready.exists(), 5, "the ready file gone")
         broker.start()
         process.wait_for("ready", 60, count=2)
+        process.wait_for("brokers_reachable")
+    assert len(process.events("brokers_unreachable")) == 1, "one line for all clients"
+    assert len(process.events("brokers_reachable")) == 1
+    assert [event for event in process.all_events() if event.get("logger") == "librdkafka"] == []
+    assert [event for event in process.all_events() if event.get("level") in ("error", "critical")] == []
     verifier.assert_exactly_once(90)
     assert sql.value(deployed.database, "SELECT count(*) FROM inbox WHERE status <> 'completed' OR attempts <> 1") == 0
     assert letters.read(deployed.bootstrap_servers, deployed.dead_letter_topic) == []

@@ -56,13 +56,15 @@ def test_handler_that_blocks_the_event_loop_is_named_meanwhile_and_sigterm_is_ob
     assert process.wait() == 0, process.tail()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_second_signal_ends_a_process_whose_event_loop_is_blocked_at_once(
-    deployment: Deploy, start: Start, tmp_path: Path
+    deployment: Deploy, start: Start, tmp_path: Path, workers: int
 ) -> None:
-    process = start(stalling(deployment, tmp_path / "ready", "block for ever", run={"stop_timeout_ms": 3_600_000}))
-    process.wait_for("event_loop_blocked")
+    deployed = stalling(deployment, tmp_path / "ready", "block for ever", run={"stop_timeout_ms": 3_600_000})
+    process = start(deployed, "--workers", str(workers))
+    blocked = process.wait_for("event_loop_blocked")
     process.terminate()
-    process.wait_for("stopping")
+    process.wait_for("stopping", worker=blocked.get("worker"))
     process.terminate()
     assert process.wait() == 128 + 15, process.tail()
 

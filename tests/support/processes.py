@@ -54,6 +54,11 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def all_events(self) -> list[Event]:
+        """Everything it has logged so far."""
+        with self._changed:
+            return list(self._events)
+
     def events(self, event: str, **expected: Any) -> list[Event]:
         """What it has logged so far under this name, with these values."""
         with self._changed:
@@ -139,8 +144,7 @@ class Process:
     def tail(self) -> str:
         """The last lines of its log, for the message of a failure."""
         with self._changed:
-            telling = [event for event in self._events if not str(event.get("event")).startswith("FAIL [")]
-            return "\n  " + "\n  ".join(json.dumps(event) for event in telling[-TAIL:])
+            return "\n  " + "\n  ".join(json.dumps(event) for event in self._events[-TAIL:])
 
     def _read(self) -> None:
         assert self._process.stderr is not None

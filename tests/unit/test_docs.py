@@ -14,7 +14,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from processor import failpoints
+from processor import errors, failpoints
+from processor.cli.main import EPILOG
 from processor.engine import recovery
 from processor.engine.failing import outcomes
 from processor.engine.loop import Loop
@@ -96,6 +97,16 @@ PAGES = [
     "docs/failures.md",
     "docs/performance.md",
 ]
+
+
+def test_readme_and_help_name_the_same_exit_codes_and_all_of_them() -> None:
+    table = README[README.index("| exit code | meaning") : README.index("`--workers N` restarts")]
+    listed = re.findall(r"^\| (\d+(?: \+ n)?) \|", table, re.MULTILINE)
+    status = EPILOG.partition("Exit status: ")[2].split(", ")
+    assert [code[0] for one in status if (code := re.match(r"\d+(?: \+ n)?", one))] == listed
+    kinds: list[type[errors.ProcessorError]] = [errors.ProcessorError, *errors.ProcessorError.__subclasses__()]
+    raised = {str(kind.exit_code) for kind in kinds}
+    assert {*raised, "0", "130", "128 + n"} == set(listed)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -33,7 +33,11 @@ def errors(bench: Bench, url: str, *arguments: str) -> str:
         Path.cwd(),
         *arguments,
         str(bench.config),
-        environ={"PROCESSOR_DATABASE__URL": url, "PROCESSOR_LOG_LEVEL": "error"},
+        environ={
+            "PROCESSOR_DATABASE__URL": url,
+            "PROCESSOR_LOG_LEVEL": "error",
+            "PROCESSOR_LOG_FORMAT": "console",
+        },
     )
     assert done.returncode == 1, done
     (line,) = done.stderr.splitlines()

@@ -83,6 +83,32 @@ def test_check_without_servers_is_fine_when_the_configuration_is(project: Path) 
     assert "✓ handlers.OrderPlaced: shop:reserve" in lines
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_service_that_ends_says_why_in_a_last_line_of_json_where_logs_are_json(project: Path, workers: str) -> None:
+    (project / "shop.py").write_text("")
+    done = processor(project, "run", "orders.toml", "--workers", workers, environ={"PROCESSOR_LOG_LEVEL": "critical"})
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert done.returncode == last["exit_code"] == 2
+    assert (last["event"], last["level"]) == ("ended", "critical")
+    assert last["reason"].startswith("orders.toml: handlers.OrderPlaced: shop:reserve: shop has no reserve")
+
+
+def test_service_with_a_bad_configuration_says_so_in_one_line_of_json(project: Path) -> None:
+    (project / "orders.toml").write_text(f"x = 1\ny = 2\n{CONFIG}")
+    done = processor(project, "run", "orders.toml")
+    (line,) = done.stderr.splitlines()
+    ended = json.loads(line)
+    assert done.returncode == ended["exit_code"] == 2
+    assert [problem.split(": ")[1] for problem in ended["reason"].splitlines()] == ["x", "y"]
+
+
+def test_service_whose_log_is_for_people_says_why_in_words(project: Path) -> None:
+    (project / "shop.py").write_text("")
+    done = processor(project, "run", "orders.toml", environ={"PROCESSOR_LOG_FORMAT": "console"})
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: orders.toml: handlers.OrderPlaced: shop:reserve: shop has")
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -68,6 +68,13 @@ def test_without_a_terminal_each_event_is_one_json_object_on_stderr() -> None:
     assert "old thing" in warning["event"]
 
 
+def test_each_line_of_a_worker_has_its_number_whoever_writes_it() -> None:
+    events = [json.loads(line) for line in run({"PROCESSOR_WORKER": "3"}).stderr.splitlines()]
+    assert {event.get("logger") for event in events} >= {None, "somewhere", "asyncio", "py.warnings"}
+    assert [int(event["worker"]) for event in events] == [3] * len(events)
+    assert "worker" not in run().stderr
+
+
 def test_a_secret_is_never_logged() -> None:
     done = run({"PROCESSOR_LOG_LEVEL": "debug"})
     assert "not_shown" in done.stderr

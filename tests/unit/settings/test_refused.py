@@ -346,7 +346,8 @@ def test_the_command_prints_one_line_and_exits_with_2(name: str, tmp_path: Path)
 def test_every_command_refuses_a_bad_configuration_alike(command: str, tmp_path: Path) -> None:
     bad = BAD["acks below all"]
     (tmp_path / "orders.toml").write_text(bad.text)
-    assert_one_line(processor(tmp_path, command, environ={"PROCESSOR_CONFIG": "orders.toml"}), bad.key)
+    environ = {"PROCESSOR_CONFIG": "orders.toml", "PROCESSOR_LOG_FORMAT": "console"}
+    assert_one_line(processor(tmp_path, command, environ=environ), bad.key)
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], key: str) -> None:
