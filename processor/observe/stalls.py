@@ -174,7 +174,7 @@ def exit_after(seconds: float, code: int, reason: str = "asked to stop") -> Call
     """
 
     def give_up() -> None:
-        log.warning("stop_timed_out", reason=reason, note=NOTE)
+        log.warning("stop_timed_out", reason=reason, exit_code=code, note=NOTE)
         exit_now(code)
 
     deadline = threading.Timer(seconds, give_up)

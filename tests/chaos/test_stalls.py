@@ -110,3 +110,18 @@ def test_handler_that_swallows_its_cancellation_does_not_keep_a_process_that_is_
     process.wait_for("handler_busy")
     process.terminate()
     assert process.wait() == 0, process.tail()
+
+
+@pytest.mark.parametrize("left", ["a task", "threads"])
+def test_process_that_halts_and_cannot_close_ends_in_time_with_the_code_of_its_halt(
+    deployment: Deploy, start: Start, tmp_path: Path, left: str
+) -> None:
+    """By what a handler has left behind: closing waits for a thread, or the event loop's end for a task."""
+    failing = {"failure": {"policy": "halt"}, "run": {"stop_timeout_ms": 2_000}}
+    deployed = stalling(deployment, tmp_path / "ready", f"leave {left} behind", **failing)
+    process = start(deployed)
+    halted = process.wait_for("partition_halted")
+    assert process.wait() == 3, process.tail()
+    (timed_out,) = process.events("stop_timed_out")
+    assert timed_out["exit_code"] == 3
+    assert halted["reason"] in timed_out["reason"]

@@ -15,6 +15,10 @@ from processor import Database, Message, Output, Reject, Unavailable
 OUTPUT = os.environ["TEST_OUTPUT_TOPIC"]
 # As long as this file is there, what a handler needs is not.
 DOWN = Path(os.environ.get("TEST_DOWN_FILE", "/nonexistent"))
+# More than asyncio has.
+MANY_THREADS = 64
+
+_left: list[asyncio.Task[None]] = []
 
 
 async def apply(message: Message[Any], db: Database) -> Output:
@@ -33,6 +37,12 @@ async def apply(message: Message[Any], db: Database) -> Output:
             await db.fetchval("SELECT 1")
         case "swallow":
             await _swallow()
+        case "leave a task behind":
+            _left.append(asyncio.create_task(_swallow()))
+            raise Reject("and it will not be cancelled")
+        case "leave threads behind":
+            _left.extend(asyncio.create_task(asyncio.to_thread(_block, 3600)) for _ in range(MANY_THREADS))
+            raise Reject("and there is none left for anybody else")
         case "call" if _is_down():
             raise Unavailable("as long as the file is there")
     what = message.value["what"]
