@@ -27,7 +27,6 @@ from processor.kafka import connections
 from processor.messages.message import Partition
 from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, EncodedOutputs
 from processor.messages.outputs import headers as output_headers
-from processor.service.interpreter import MANY, breathe
 
 if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
@@ -238,9 +237,7 @@ class TransactionalProducer:
     def _produce(self, producer: Producer, encoded: EncodedOutputs) -> None:
         produce = producer.produce
         columns = encoded.topics, encoded.keys, encoded.values, encoded.causes, encoded.ids, encoded.extras
-        for number, (topic, key, value, cause, id_, extra) in enumerate(zip(*columns, strict=True), 1):
-            if number % MANY == 0:
-                breathe()
+        for topic, key, value, cause, id_, extra in zip(*columns, strict=True):
             headers: Any  # confluent_kafka declares text only, and takes bytes too
             if extra is None and id_ is not None:
                 headers = {MESSAGE_ID: id_, CAUSATION_ID: cause, CORRELATION_ID: cause}

@@ -2,7 +2,7 @@
 
 The event loop has priority, because Postgres waits for its next statement. A thread that wants the interpreter gets it
 when the running thread releases it, or after SWITCH_SECONDS. That is long, so that the event loop is rarely
-interrupted. The other threads release it themselves about every half millisecond: see `breathe`.
+interrupted.
 """
 
 from __future__ import annotations
@@ -10,14 +10,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import time
 from contextlib import suppress
 
 SWITCH_SECONDS = 0.02
-# Long enough for a waiting thread to wake up: after a shorter release the same thread would get the interpreter again.
-BREATH_SECONDS = 0.00005
-# Work on this many records is long enough to release the interpreter after it.
-MANY = 256
 # With the interpreter's default, garbage collection scans all records in flight far too often.
 GC_THRESHOLD = 50_000
 # From malloc.h; the manual explains them under these names.
@@ -34,11 +29,6 @@ def tune() -> None:
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     sys.setswitchinterval(SWITCH_SECONDS)
     _tune_malloc()
-
-
-def breathe() -> None:
-    """Release the interpreter to the event loop if it wants it. For other threads, between pieces of long work."""
-    time.sleep(BREATH_SECONDS)
 
 
 def _tune_malloc() -> None:
