@@ -101,6 +101,7 @@ class Takeover:
 
         The more `tries`, the less one transaction sends: it may have been too much for its time-out.
         """
+        self._cluster.forget()  # an output topic that is gone may be why they start over
         # Ends the transaction that a dead producer of our slot left open: until then no committed offset is final.
         await self._producer.open()
         names = [partition.partition for partition in partitions]
@@ -256,7 +257,7 @@ class Takeover:
         A failed transaction may have been committed all the same: the next try learns that from Kafka's offset. It
         sends each partition by itself, which shows the one at fault.
         """
-        portion = [piece for piece in portion if piece.partition in progress.steps]
+        portion = await self._sendable(portion, progress)
         if not portion:
             return 0
         outputs = [piece.outputs for piece in portion if len(piece.outputs)]
@@ -272,6 +273,30 @@ class Takeover:
                     progress.leave(partition, str(error))
             return 0
         return sum(map(len, outputs))
+
+    async def _sendable(self, portion: Sequence[Piece], progress: Progress) -> list[Piece]:
+        """The pieces of partitions that go on; those of which an output topic does not exist come again until it does.
+
+        Sent all the same, it would take the other partitions of its transaction with it, and for a topic that it has
+        never seen librdkafka waits until the transaction's time-out, in which nobody else could publish.
+        """
+        portion = [piece for piece in portion if piece.partition in progress.steps]
+        topics = {topic for piece in portion for topic in piece.outputs.topics}
+        if not topics or self._cluster.knows(topics):
+            return portion
+        try:
+            missing = await asyncio.to_thread(self._cluster.missing, topics)
+        except BatchAborted as error:
+            for piece in portion:
+                progress.leave(piece.partition, str(error))
+            return []
+        for piece in portion:
+            if gone := missing.intersection(piece.outputs.topics):
+                name = piece.partition.partition
+                progress.leave(
+                    piece.partition, f"{name}: output topic {', '.join(sorted(gone))} does not exist; create it"
+                )
+        return [piece for piece in portion if piece.partition in progress.steps]
 
     def _pieces(self, partition: OwnedPartition, step: Step, blobs: Iterable[bytes], limit: int) -> Iterator[Piece]:
         missing = EncodedOutputs.of()

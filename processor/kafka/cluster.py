@@ -63,14 +63,18 @@ class Cluster:
         self._known: frozenset[str] = frozenset()
 
     def missing(self, topics: Iterable[str]) -> set[str]:
-        """Return the topics that do not exist. Asks the brokers only about names not seen before."""
-        wanted = set(topics)
-        if not wanted <= self._known:
+        """Return the topics that do not exist. Asks the brokers only about names not seen since it last forgot."""
+        wanted, known = set(topics), self._known
+        if not wanted <= known:
             try:
-                self._known = frozenset(self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+                self._known = known = frozenset(self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
             except KafkaException as error:
                 raise BatchAborted(f"the brokers do not answer: {error.args[0].str()}") from None
-        return wanted - self._known
+        return wanted - known
+
+    def forget(self) -> None:
+        """Ask the brokers again: topics may have been deleted since."""
+        self._known = frozenset()
 
     def knows(self, topics: Iterable[str]) -> bool:
         """Return whether `missing` would find without asking that all exist."""

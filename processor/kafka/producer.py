@@ -73,8 +73,6 @@ _HOPELESS = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user lacks a right on the cluster; check its ACLs",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not commit for the group; grant READ on it",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "kafka.transaction_timeout_ms is above the brokers' maximum",
-    KafkaError._UNKNOWN_TOPIC: "an output topic does not exist any more; create it",  # noqa: SLF001
-    KafkaError._UNKNOWN_PARTITION: "an output partition does not exist any more",  # noqa: SLF001
     KafkaError._AUTHENTICATION: "the brokers refuse the credentials",  # noqa: SLF001
 }
 
@@ -251,7 +249,7 @@ class TransactionalProducer:
                 except BufferError:
                     producer.poll(0.1)
                 except KafkaException as error:
-                    self._give_up("producing", error.args[0])
+                    self._give_up(f"producing to {topic}", error.args[0])
 
     def _call(self, during: str, function: Callable[..., Any], *args: Any) -> None:
         attempts = 0

@@ -121,8 +121,8 @@ class Bench:
         asked = {TopicPartition(self.input, partition): latest for partition in range(self.partitions)}
         return {at.partition: answer.result().offset for at, answer in self.admin.list_offsets(asked).items()}
 
-    def outputs(self) -> list[tuple[bytes | None, Any, dict[str, Any]]]:
-        """Everything a reader of committed data sees: key, value, headers."""
+    def outputs(self, topic: str | None = None) -> list[tuple[bytes | None, Any, dict[str, Any]]]:
+        """Everything a reader of committed data sees in the output topic, or in this one: key, value, headers."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -134,7 +134,7 @@ class Bench:
             }
         )
         try:
-            consumer.assign([TopicPartition(self.output, 0, 0)])
+            consumer.assign([TopicPartition(topic or self.output, 0, 0)])
             found: list[tuple[bytes | None, Any, dict[str, Any]]] = []
             while True:
                 message = consumer.poll(SECONDS)

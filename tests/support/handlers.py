@@ -139,8 +139,9 @@ async def swallow(message: Message[Any], db: Database) -> None:
 
 
 async def to_nowhere(message: Message[Any], db: Database) -> Output:
+    calls[message.id] += 1
     await db.execute(INSERT, _what(message))
-    return Output(nowhere, {})
+    return Output(nowhere, {"what": _what(message)})
 
 
 async def too_large(message: Message[Any], db: Database) -> Output:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from processor import Database, Messages
 from processor.engine import publishing
 from processor.engine.portions import OUTPUT_OVERHEAD
 from processor.engine.publishing import TOGETHER
+from processor.errors import BatchAborted
+from processor.messages.outputs import EncodedOutputs
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -209,6 +213,60 @@ async def test_what_a_crash_left_unsent_is_sent_in_portions_and_another_crash_re
     assert [event["found"] for event in events(logs, "partition_ready")] == ["first_start", "died_between_commits"]
     assert set(handlers.calls.values()) == {1}, "no handler ran again"
     assert said(b) == await b.effects() == whats(1 + FULL * SIZE)
+
+
+async def test_each_try_of_recovery_sends_less_until_it_goes_through_and_the_other_partition_is_read_meanwhile(
+    bench: MakeBench, logs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, size = 16_000, 70
+    batch = {"max_messages": size, "linger_ms": 60_000, "max_bytes": most}
+    b = bench("by_column", partitions=2, batch=batch, kafka={"revoke_timeout_ms": 100})
+    async with b.running():
+        kafka = await behind_the_first(b, monkeypatch, batches=0)
+        handlers.gate.set()
+        await b.until(lambda: kafka.waiting, "publishing")
+        b.send([*records(size - 1, 1), Sent({"what": "other"}, b"k", id="other", partition=1)])
+        await b.until(lambda: _applied(b, 1 + size), "a full batch of both partitions is committed")
+        await crash(b)
+    async with b.running():
+        producer = b.engines[0].parts.producer
+        really = producer.publish
+        refused: list[int] = []
+        small_enough, read = asyncio.Event(), asyncio.Event()
+
+        async def publish(parcels: Sequence[EncodedOutputs], *arguments: Any) -> None:
+            """Takes a sixth of what a batch may have, as if more could not be sent in time."""
+            sent = sum(map(bytes_of, parcels))
+            if sent > most // 6:
+                refused.append(sent)
+                raise BatchAborted("as told: too much")
+            if sum(map(len, parcels)) > 1:
+                small_enough.set()
+                await read.wait()
+            await really(parcels, *arguments)
+
+        monkeypatch.setattr(producer, "publish", publish)
+        await b.until(small_enough.is_set, "the first portion that is not too much")
+        b.send([Sent({"what": "read"}, b"k", id="read", partition=1)])
+        await b.until(lambda: handlers.calls["read"], "the other partition is read")
+        assert b.committed().get(0, 0) == 0
+        read.set()
+        await b.done()
+    assert len(refused) == 3
+    assert all(sent <= most >> tries for tries, sent in enumerate(refused))
+    assert all(less < more for more, less in itertools.pairwise(refused))
+    assert [len(event["partitions"]) for event in events(logs, "recovery_retried")] == [2, 1, 1]
+    assert set(handlers.calls.values()) == {1}, "no handler ran again"
+    assert sorted(said(b)) == sorted([*whats(size), "other", "read"])
+
+
+def bytes_of(parcel: EncodedOutputs) -> int:
+    """As recovery reckons them."""
+    return sum(len(text or b"") for text in (*parcel.keys, *parcel.values)) + OUTPUT_OVERHEAD * len(parcel)
+
+
+async def _applied(bench: Bench, count: int) -> bool:
+    return len(await bench.effects()) == count
 
 
 async def _stored(bench: Bench, batches: int) -> bool:
