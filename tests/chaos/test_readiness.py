@@ -36,12 +36,19 @@ def test_ready_file_of_a_process_that_was_killed_goes_although_the_next_one_cann
 def test_ready_file_is_there_while_all_workers_are_ready_and_no_longer(
     tmp_path: Path, deployment: Deploy, start: Start
 ) -> None:
-    """Partition 0 calls a service that is down; the worker of partition 1 does without it."""
+    """Partition 0 calls a service that is down; the worker of partition 1 does without it.
+
+    With static membership, a worker that comes back gets its partition, and the other one keeps its own.
+    """
     ready, down = tmp_path / "ready", tmp_path / "down"
     down.touch()
     deployed = deployment(
         partitions=2,
-        settings={"handlers": {"T": "tests.support.faulty:apply"}, "run": {"ready_file": str(ready)}},
+        settings={
+            "handlers": {"T": "tests.support.faulty:apply"},
+            "kafka": {"static_membership": True, "session_timeout_ms": 120_000},
+            "run": {"ready_file": str(ready)},
+        },
     )
     sql.execute(deployed.database, faulty_table.CREATE)
     supervisor = start(deployed, "--workers", "2", TEST_DOWN_FILE=str(down))
