@@ -79,25 +79,21 @@ async def test_hold_that_runs_out_during_a_recovery_reads_nothing_before_that_is
 ) -> None:
     """Read under the old epoch meanwhile, records could be passed over or sent twice."""
     b = bench("planned", retry=THREE)
-    handlers.plans["m0"] = iter([Retry("not yet", after=2.0)])
+    handlers.plans["m0"] = iter([Retry("not yet", after=3.0)])
     async with b.running():
         parts, go_on = b.engines[0].parts, asyncio.Event()
         await b.until(parts.reader.fetching, "ready")
-        open_producer, mark_sent = parts.producer.open, parts.housekeeping.mark_sent
+        open_producer = parts.producer.open
 
         async def open_later() -> None:
             await go_on.wait()
             await open_producer()
 
-        async def lose_the_connection() -> None:
-            monkeypatch.setattr(parts.housekeeping, "mark_sent", mark_sent)
-            raise ConnectionLost("as told, and of no partition in particular")
-
         monkeypatch.setattr(parts.producer, "open", open_later)
-        monkeypatch.setattr(parts.housekeeping, "mark_sent", lose_the_connection)
         b.send(messages("m0"))
         (owned,) = parts.partitions.owned()
-        await b.until(lambda: owned in parts.pauses and owned.recovering, "held, and being recovered")
+        await b.until(lambda: owned in parts.pauses, "held")
+        assert parts.recoveries.start_over(ConnectionLost("of no partition in particular"), ()) == [owned]
         await b.until(lambda: owned not in parts.pauses, "the hold has run out")
         assert not owned.assignment.active
         go_on.set()
