@@ -118,7 +118,9 @@ class BatchRun:
         """Encode outputs while Postgres works on the queued writes: neither needs the other."""
         flushing = asyncio.create_task(self._queue.flush())
         try:
-            await asyncio.sleep(0)  # lets the first statement go out now
+            # uvloop writes at the end of an iteration: the first one queues the statement, the second one has it sent.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             self._gatherer.encode()
             self._gatherer.result.pack()
         finally:
