@@ -138,9 +138,11 @@ class _Turn:
         except BaseException:
             self._queue.one_at_a_time.release()
             raise
+        self._queue.statements.busy_wait.begin()
         return statement
 
     async def __aexit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._queue.statements.busy_wait.end()
         self._queue.one_at_a_time.release()
         if type(error) is TimeoutError:
             raise StatementTimedOut("the statement was not answered in time") from error

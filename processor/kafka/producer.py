@@ -27,6 +27,7 @@ from processor.kafka import connections
 from processor.messages.message import Partition
 from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, EncodedOutputs
 from processor.messages.outputs import headers as output_headers
+from processor.threads import MANY, breathe
 
 if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
@@ -235,7 +236,9 @@ class TransactionalProducer:
     def _produce(self, producer: Producer, encoded: EncodedOutputs) -> None:
         produce = producer.produce
         columns = encoded.topics, encoded.keys, encoded.values, encoded.causes, encoded.ids, encoded.extras
-        for topic, key, value, cause, id_, extra in zip(*columns, strict=True):
+        for number, (topic, key, value, cause, id_, extra) in enumerate(zip(*columns, strict=True), 1):
+            if number % MANY == 0:
+                breathe()
             headers: Any  # confluent_kafka declares text only, and takes bytes too
             if extra is None and id_ is not None:
                 headers = {MESSAGE_ID: id_, CAUSATION_ID: cause, CORRELATION_ID: cause}

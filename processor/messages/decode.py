@@ -102,7 +102,9 @@ class Decoder:
         if decoded is None:
             return None
         message_types, documents = decoded
+        columns.breathe()
         inbox_keys = self._keys(cast("list[str]", ids))
+        columns.breathe()
         usual = ColumnSpan(
             reading,
             message_types[0],

@@ -24,6 +24,7 @@ from processor.messages.formats.json import (
     refuse_huge_numbers,
 )
 from processor.messages.message import Headers, Partition
+from processor.threads import MANY, breathe
 
 TIMESTAMP_NOT_AVAILABLE = 0  # librdkafka's code for it
 
@@ -102,11 +103,17 @@ class RawColumns:
         if self._documents is None:
             try:
                 self._documents = list(map(orjson.loads, self.values))
+                self.breathe()
                 for index in self._with_run_of(DIGITS, MAYBE_HUGE):  # the digits may also be in a text, such as an id
                     refuse_huge_numbers(self.values[index])
             except (orjson.JSONDecodeError, BadValue):
                 self._documents = None
         return self._documents
+
+    def breathe(self) -> None:
+        """Let other threads run between two steps that take long for many records."""
+        if len(self.values) >= MANY:
+            breathe()
 
     def timestamps(self) -> list[int | None]:
         """Return the timestamps in milliseconds, None for records without one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,6 +20,40 @@ if TYPE_CHECKING:
     Statement: TypeAlias = PreparedStatement[Row]
 
 STATEMENTS_KEPT = 256
+# An answer that may come within this time is waited for without going to sleep.
+SOON_SECONDS = 0.001
+
+
+class BusyWait:
+    """Stay awake for answers that come soon: waking up takes longer than Postgres needs for a small statement.
+
+    Handlers that wait for Postgres message by message gain half as much again from this. After an answer that took
+    longer, the next one is waited for asleep.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = 0.0
+        self._waiting = False
+        self._awake = False
+        self._soon = True  # as far as the last answer shows
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+        self._waiting = True
+        if self._soon and not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._look)
+
+    def end(self) -> None:
+        self._waiting = False
+        self._soon = time.perf_counter() - self._began < SOON_SECONDS
+
+    def _look(self) -> None:
+        if self._waiting and time.perf_counter() - self._began < SOON_SECONDS:
+            self._loop.call_soon(self._look)  # as long as something is to be done, the loop does not sleep
+        else:
+            self._awake = False
 
 
 class Statements:
@@ -26,6 +62,7 @@ class Statements:
     def __init__(self, connection: Connection, arrays: Arrays) -> None:
         self.connection = connection
         self.arrays = arrays
+        self.busy_wait = BusyWait()
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
 
     async def prepare(self, sql: str) -> Statement:

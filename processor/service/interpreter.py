@@ -2,7 +2,7 @@
 
 The event loop has priority, because Postgres waits for its next statement. A thread that wants the interpreter gets it
 when the running thread releases it, or after SWITCH_SECONDS. That is long, so that the event loop is rarely
-interrupted.
+interrupted; the other threads release it themselves (threads.py).
 """
 
 from __future__ import annotations

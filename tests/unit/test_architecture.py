@@ -11,7 +11,7 @@ import pytest
 import processor
 
 PACKAGE = Path(processor.__file__).parent
-BASE = {"errors", "failpoints"}
+BASE = {"errors", "failpoints", "threads"}
 PURE = BASE | {"messages", "settings"}
 SERVERS = PURE | {"kafka", "postgres", "observe"}
 
@@ -19,6 +19,7 @@ SERVERS = PURE | {"kafka", "postgres", "observe"}
 RULES: dict[str, set[str]] = {
     "errors": set(),
     "failpoints": {"errors"},
+    "threads": set(),
     "messages": BASE | {"settings"},
     "settings": BASE,
     "kafka": PURE,
