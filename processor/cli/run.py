@@ -34,7 +34,7 @@ def run(
     except ProcessorError as error:
         if not logs.are_json():
             raise
-        # Whoever reads the log of a service by its lines cannot read any other. At a level that is never left out.
+        # A program that reads the log of a service can read no other form. At a level that is never left out.
         log.critical("ended", reason=str(error), exit_code=error.exit_code)
         raise typer.Exit(error.exit_code) from None
     raise typer.Exit(code)

@@ -19,7 +19,7 @@ from processor.stack.guard import Guard
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SECTION = README[README.index("## A first service") : README.index("## What is guaranteed")]
 FILES = re.findall(r"`([\w/]+\.(?:py|sql|toml))`[^`\n]*:\n\n```(?:python|sql|toml)\n(.*?)```", SECTION, re.DOTALL)
-# The first one installs the project, which whoever runs this has done.
+# The first one installs the project, which has been done where this runs.
 COMMANDS = "".join(re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)[1:])
 SHOWN = re.findall(r"```\n(\{.*?)```", SECTION, re.DOTALL)[0]
 SECONDS = 240

@@ -79,7 +79,7 @@ async def test_partition_with_a_message_to_wait_for_after_it_was_halted_stays_ha
         for n in range(3):
             await finish_the_other_partition(b, f"other{n}")
             b.send(messages(f"m{n + 3}"))
-    assert events(logs, "partition_held") == [], "whoever waits goes on after a while"
+    assert events(logs, "partition_held") == [], "a partition that waits goes on after a while"
     assert [what for what in await b.effects() if what.startswith("m")] in ([], ["m0"])
     assert b.committed()[0] <= 2
     await b.run_until_done(PROCESSOR_FAILURE__POLICY="dead-letter")
@@ -106,7 +106,7 @@ async def test_message_at_which_a_partition_is_halted_is_not_passed_when_one_bef
         for n in range(3):
             await finish_the_other_partition(b, f"other{n}")
             b.send(messages(f"m{n + 3}"))
-    assert events(logs, "partition_held") == [], "whoever waits goes on after a while"
+    assert events(logs, "partition_held") == [], "a partition that waits goes on after a while"
     assert [what for what in await b.effects() if what.startswith("m")] in ([], ["m0"])
     assert b.committed()[0] <= 2
     handlers.plans.clear()
