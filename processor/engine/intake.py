@@ -36,18 +36,13 @@ class Intake:
         self._stopping = True
         self._reader.news.set()
 
-    @property
-    def has_more(self) -> bool:
-        """Whether the next batch is buffered, and full."""
-        return self._reader.has_a_batch
-
     async def gather(self) -> None:
         """Let records come in while there is a reason to wait for more of them.
 
         A batch that is not full waits while Kafka works on the one before, and takes all records that come meanwhile.
         Under a backlog it waits `linger_ms` for more. A single message on an idle topic is never delayed.
         """
-        if not (self._publishing.idle or self.has_more):
+        if not (self._publishing.idle or self._reader.has_a_batch):
             self._publishing.hurry()
             await self._gather_until(lambda: self._publishing.idle, None)
         if self._backlog and self._reader.buffered:

@@ -237,7 +237,7 @@ class Loop:
             await transaction.commit()  # 8
         self._housekeeping.forgotten(sent)
         self._advanced(batch, shares, result, ends)
-        more = self._intake.has_more and not any(owned.leaving for owned in shares)
+        more = self._reader.has_a_batch and not any(owned.leaving for owned in shares)
         self._publishing.add(CommittedBatch(shares, list(result.outgoing.values())), more=more)  # 9
         self._report(batch, claims, ends, result)
         return Committed()
