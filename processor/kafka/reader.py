@@ -24,6 +24,7 @@ from processor.kafka import connections
 from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import memory
 from processor.kafka.final import raise_if_final
+from processor.kafka.turns import Turns
 from processor.messages.batch import Batch, Span
 from processor.messages.message import Partition
 from processor.messages.record import Reading
@@ -63,7 +64,7 @@ class PartitionReader:
         self.when_leaving: Callable[[], None] = lambda: None
         self.buffered = 0  # records
         self.buffered_bytes = 0
-        self._first = 0
+        self._turns = Turns(settings.batch.max_messages)
         self._assignments: dict[Partition, Assignment] = {}
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
@@ -113,11 +114,7 @@ class PartitionReader:
         taken: list[Span] = []
         records, size = 0, 0
         with self._changed:
-            ready = [assignment for assignment in self._assignments.values() if assignment.buffer.records]
-            # Each time another partition comes first, so that none starves. Taking a little of each would be as fair,
-            # but would split every batch into as many pieces, in the ledger and in memory.
-            self._first = (self._first + 1) % max(1, len(ready))
-            for assignment in ready[self._first :] + ready[: self._first]:
+            for assignment in self._turns.order(self._assignments.values()):
                 spans = assignment.buffer.take(batch.max_messages - records, batch.max_bytes - size)
                 taken += spans
                 records += sum(map(len, spans))
