@@ -111,12 +111,13 @@ class PartitionReader:
 
         The records are in offset order within each partition. The partitions are in use until they are released.
         """
-        batch = self._settings.batch
+        max_bytes = self._settings.batch.max_bytes
         taken: list[Span] = []
         records, size = 0, 0
         with self._changed:
-            for assignment in self._turns.order(self._assignments.values()):
-                spans = assignment.buffer.take(batch.max_messages - records, batch.max_bytes - size)
+            most, shares = self._turns.next(self._assignments.values())
+            for share in shares:
+                spans = share.assignment.buffer.take(min(share.most, most - records), max_bytes - size)
                 taken += spans
                 records += sum(map(len, spans))
                 size += sum(span.size for span in spans)
@@ -355,15 +356,21 @@ class PartitionReader:
                 if assignment.reading is reading:
                     assignment.buffer.extend(spans)
                     assignment.read = spans[-1].end
-                    assignment.current &= assignment.buffer.records < self._settings.batch.max_messages
                     self.buffered += sum(map(len, spans))
                     self.buffered_bytes += memory(spans)
             for assignment, end in ends.items():
-                if assignment.fetching:
-                    assignment.current = assignment.buffer.records < self._settings.batch.max_messages
-                    if assignment.read < end:
-                        assignment.empty = range(assignment.read, end)
+                if assignment.fetching and assignment.read < end:
+                    assignment.empty = range(assignment.read, end)
+            for assignment in {*ends, *(assignment for assignment, _, _ in decoded)}:
+                assignment.current = self._is_current(assignment)
         self._wake()
+
+    def _is_current(self, assignment: Assignment) -> bool:
+        """Return whether less than a batch of this partition waits, here and at the broker."""
+        place = TopicPartition(assignment.partition.topic, assignment.partition.number)
+        _, end = self._consumer.get_watermark_offsets(place, cached=True)  # as of the last fetch; asks nobody
+        most = self._settings.batch.max_messages
+        return assignment.buffer.records < most and end - assignment.read < most
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
         """Group messages by partition, keeping their order; they come in long runs of one partition."""
