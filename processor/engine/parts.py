@@ -23,6 +23,7 @@ from processor.engine.publishing import PublishQueue
 from processor.engine.recoveries import Recoveries
 from processor.engine.takeover import Takeover
 from processor.engine.transaction import Transactions
+from processor.engine.troubles import TroubleNotes
 from processor.kafka.producer import TransactionalProducer
 from processor.messages import identity
 from processor.postgres.claims import Claiming
@@ -68,10 +69,12 @@ class Parts:
     recoveries: Recoveries
     housekeeping: Housekeeping
     orphans: Orphans
+    troubles: TroubleNotes
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside the loop as long as it runs."""
         helpers = [self.orphans.watch(), self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
+        helpers.append(self.troubles.watch())
         return [*helpers, self.attempts.reap()] if self.routes.act else helpers
 
     async def close(self) -> None:
@@ -139,4 +142,5 @@ def build(
         recoveries=Recoveries(partitions, takeover, pauses, readiness, reader.news.set, emit),
         housekeeping=Housekeeping(partitions, publishing, ledger, control, cluster, pauses),
         orphans=Orphans(settings.kafka, slots, slot, ledger, emit),
+        troubles=TroubleNotes(settings.consumer, partitions, control, slot, emit),
     )

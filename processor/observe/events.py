@@ -171,6 +171,11 @@ class PartitionHalted(Event, level="error"):
 
 
 @dataclass(frozen=True)
+class TroublesNotWritten(Event, level="debug"):
+    reason: str
+
+
+@dataclass(frozen=True)
 class StartingOver(Event, level="warning"):
     reason: str
     kind: str

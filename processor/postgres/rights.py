@@ -17,6 +17,7 @@ NEEDED = {
     "ledger": ("SELECT", "INSERT", "UPDATE"),
     "unsent": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "parked_repeats": ("SELECT", "INSERT", "DELETE"),
+    "partition_trouble": ("SELECT", "INSERT", "UPDATE", "DELETE"),
 }
 
 # Our tables lie beside the table of migrations: in the configured schema, else where search_path leads. To search_path

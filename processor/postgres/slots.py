@@ -27,7 +27,7 @@ WAIT = "SELECT pg_advisory_lock($1, $2)"
 RETURN = "SELECT pg_advisory_unlock($1, $2)"
 
 LEASED = """
-    SELECT objid::integer AS slot FROM pg_locks
+    SELECT objid::integer AS slot, pid FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND classid = $1::integer::oid AND objsubid = 2
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
@@ -44,7 +44,7 @@ class Slot:
         self._consumer = consumer
         self._session = session
         self._ledger = ledger
-        self._leases = _lock_class(f"processor-slot:{consumer}")
+        self._leases = lease_class(consumer)
         self._endings = _lock_class(f"processor-slot-ending:{consumer}")
         self._held: int | None = None
         self._leased_on: Connection[Record] | None = None
@@ -54,6 +54,11 @@ class Slot:
     def number(self) -> int:
         assert self._held is not None, "nothing was leased yet"
         return self._held
+
+    @property
+    def backend(self) -> int | None:
+        """The server process that holds our lock; None if nothing was leased yet."""
+        return None if self._leased_on is None else self._leased_on.get_server_pid()
 
     async def lease(self) -> str:
         """Lease a name that no other living process has, the one held before if it is free."""
@@ -104,6 +109,11 @@ class Slot:
 
     def name(self, slot: int) -> str:
         return f"{self._consumer}-{slot}"
+
+
+def lease_class(consumer: str) -> int:
+    """The class of the advisory locks by which processes of this consumer hold their slots."""
+    return _lock_class(f"processor-slot:{consumer}")
 
 
 def _lock_class(name: str) -> int:

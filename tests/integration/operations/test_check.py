@@ -216,6 +216,7 @@ def test_missing_privileges_are_named(deployment: Deployment) -> None:
             "orders.toml: database.url: the role lacks rights: "
             f"GRANT DELETE, INSERT ON public.parked_repeats TO {role}; "
             f"GRANT DELETE, INSERT, UPDATE ON public.inbox TO {role}; "
+            f"GRANT DELETE, INSERT, UPDATE ON public.partition_trouble TO {role}; "
             f"GRANT DELETE, INSERT, UPDATE ON public.unsent TO {role}; GRANT INSERT, UPDATE ON public.ledger TO {role}"
         )
     finally:

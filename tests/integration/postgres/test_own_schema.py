@@ -48,7 +48,10 @@ async def test_tables_of_the_same_names_stay_the_team_s_and_handlers_mean_those(
         "SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('own', 'public') ORDER BY 1, 2"
     )
     assert [(row["schemaname"], row["tablename"]) for row in where] == [
-        *(("own", name) for name in ("inbox", "ledger", "parked_repeats", "processor_migrations", "unsent")),
+        *(
+            ("own", name)
+            for name in ("inbox", "ledger", "parked_repeats", "partition_trouble", "processor_migrations", "unsent")
+        ),
         *(("public", name) for name in ("effects", "inbox", "ledger", "unsent")),
     ]
     again = command.processor(Path.cwd(), "migrate", str(b.config))
