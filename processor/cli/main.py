@@ -12,9 +12,12 @@ import typer
 
 from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
+from processor.cli.inbox.app import app as inbox_app
 from processor.cli.migrate import migrate
 from processor.cli.run import run
+from processor.cli.status import status
 from processor.cli.topic_recreated import topic_recreated
+from processor.cli.trace import trace
 from processor.errors import ProcessorError
 from processor.observe import logs
 from processor.stack.cli import app as stack_app
@@ -39,9 +42,12 @@ app = typer.Typer(
 )
 app.add_typer(stack_app, name="stack")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(inbox_app, name="inbox")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)
+app.command(epilog=EPILOG)(status)
+app.command(epilog=EPILOG)(trace)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)
 
 
