@@ -17,6 +17,8 @@ NEEDED = {
     "ledger": ("SELECT", "INSERT", "UPDATE"),
     "unsent": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "parked_repeats": ("SELECT", "INSERT", "DELETE"),
+    "replays": ("SELECT", "INSERT", "UPDATE"),
+    "replay_ranges": ("SELECT", "INSERT", "UPDATE"),
 }
 
 # Our tables lie beside the table of migrations: in the configured schema, else where search_path leads. To search_path
