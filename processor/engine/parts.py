@@ -25,16 +25,17 @@ from processor.engine.takeover import Takeover
 from processor.engine.transaction import Transactions
 from processor.kafka.producer import TransactionalProducer
 from processor.messages import identity
-from processor.postgres.claims import Claiming
 from processor.postgres.deadlocks import DeadlockGate
 from processor.postgres.inbox import Inbox
 from processor.postgres.ledger import Ledger
 from processor.postgres.session import Session
-from processor.postgres.slots import Slot
+from processor.postgres.slots import MAX_SLOTS, Slot
 
 if TYPE_CHECKING:
+    from processor.engine.job import Job
     from processor.handling.registry import Routes
     from processor.kafka.cluster import Cluster
+    from processor.kafka.fixed import FixedAssignment
     from processor.kafka.membership import Membership
     from processor.kafka.reader import PartitionReader
     from processor.observe.events import Emit
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Parts:
     settings: Settings
+    job: Job
     routes: Routes
     stalls: Stalls
     emit: Emit
@@ -71,7 +73,10 @@ class Parts:
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside the loop as long as it runs."""
-        helpers = [self.orphans.watch(), self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
+        helpers = [self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
+        if self.job.bounded:  # it shares its slots with nobody, and its messages' leases with the live service
+            return helpers
+        helpers.append(self.orphans.watch())
         return [*helpers, self.attempts.reap()] if self.routes.act else helpers
 
     async def close(self) -> None:
@@ -83,25 +88,26 @@ class Parts:
 
 
 def build(
-    settings: Settings,
+    job: Job,
     routes: Routes,
     reader: PartitionReader,
-    membership: Membership,
+    membership: Membership | FixedAssignment,
     cluster: Cluster,
     readiness: Readiness,
     stalls: Stalls,
     emit: Emit,
 ) -> Parts:
+    settings = job.settings
     control, leases, slots = (Session(settings, role, retried=True) for role in ("control", "leases", "slot"))
     owner = f"{socket.gethostname()}:{os.getpid()}"
     # A lease outlives its owner, so its name must differ from that of a later process with the same id.
     lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
-    key_of = identity.inbox_key(settings.consumer)
+    key_of = identity.inbox_key(job.scope)
     gate = DeadlockGate(settings, control)
-    claiming = Claiming(key_of, settings.message.on_collision, lease_owner)
+    claiming = job.claiming(key_of, lease_owner)
     inbox = Inbox(key_of, lease_owner, settings.effects.lease_ms)
-    ledger = Ledger(settings.consumer, owner)
-    slot = Slot(settings.consumer, slots, ledger)
+    ledger = Ledger(job.name, owner)
+    slot = Slot(job.name, slots, ledger, 1 if job.bounded else MAX_SLOTS)
     producer = TransactionalProducer(settings.kafka, slot.lease, membership.metadata)
     judge = Judge(settings)
     partitions = Partitions(settings.failure, reader)
@@ -109,14 +115,27 @@ def build(
     crashes = CrashTracker(settings, partitions, control, ledger)
     attempts = Attempts(settings, partitions, routes, control, leases, inbox, crashes, parking, stalls, emit)
     pauses = PartitionPauses(settings, partitions, control, inbox, attempts, judge, readiness, emit)
-    transactions = Transactions(settings, claiming, inbox, ledger, gate, parking, partitions, emit)
+    transactions = Transactions(job, claiming, inbox, ledger, gate, parking, partitions, emit)
     publishing = PublishQueue(settings.batch, partitions, producer, reader.news.set, emit)
     reader.when_leaving = publishing.hurry
     takeover = Takeover(
-        settings, partitions, cluster, control, ledger, slot, producer, pauses, crashes, parking, key_of, emit
+        settings,
+        partitions,
+        cluster,
+        control,
+        ledger,
+        slot,
+        producer,
+        pauses,
+        crashes,
+        parking,
+        key_of,
+        job.inbox_id,
+        emit,
     )
     return Parts(
         settings=settings,
+        job=job,
         routes=routes,
         stalls=stalls,
         emit=emit,

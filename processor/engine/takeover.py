@@ -81,6 +81,7 @@ class Takeover:
         crashes: CrashTracker,
         parking: Parking,
         key_of: Callable[[str], bytes],
+        inbox_id: Callable[[Partition, int], int],
         emit: Emit,
     ) -> None:
         self._settings = settings
@@ -94,6 +95,7 @@ class Takeover:
         self._crashes = crashes
         self._parking = parking
         self._key_of = key_of
+        self._inbox_id = inbox_id
         self._emit = emit
 
     async def recover(self, partitions: Sequence[OwnedPartition], tries: int) -> dict[OwnedPartition, str]:
@@ -178,15 +180,16 @@ class Takeover:
         name, step = partition.partition, progress.steps[partition]
         row, at, log = progress.rows.get(name), progress.committed[name], progress.logs[name]
         partition.epoch = row.epoch if row else ((at and at.epoch) or 0) + 1
-        partition_id = row.partition_id if row else None
+        ledger_id = row.partition_id if row else None
         if step.create:
-            partition_id = await self._ledger.create(
+            ledger_id = await self._ledger.create(
                 connection, name, partition.epoch, self._slot.number, log, step.start
             )
-        if partition_id is None:
+        if ledger_id is None:
             progress.leave(partition, f"{name}: another instance has made its ledger row first")
             return
-        partition.partition_id, partition.topic_id = partition_id, log.topic_id
+        partition.ledger_id, partition.topic_id = ledger_id, log.topic_id
+        partition.partition_id = self._inbox_id(name, ledger_id)
         if row is not None and not partition.recovered:
             self._crashes.taken_over(partition, row, step.start)
 
@@ -219,7 +222,7 @@ class Takeover:
             return
         async with self._session.use() as connection:
             sent = [
-                Sent(one.partition_id, one.epoch, step.start)
+                Sent(one.ledger_id, one.epoch, step.start)
                 for one, step in progress.steps.items()
                 if progress.stored(one)
             ]

@@ -18,7 +18,10 @@ from processor.postgres.session import Connection, Session
 
 if TYPE_CHECKING:
     from processor.engine.failing.parking import Parking
-    from processor.engine.partitions import Partitions
+    from processor.engine.job import Job
+    from processor.engine.failing.conclude import Ends
+    from processor.engine.partitions import OwnedPartition, Partitions
+    from processor.handling.result import BatchResult
     from processor.messages.batch import Batch
     from processor.messages.record import Record
     from processor.observe.events import Emit
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from processor.postgres.deadlocks import DeadlockGate
     from processor.postgres.inbox import Inbox
     from processor.postgres.ledger import Advance, Ledger, Sent
-    from processor.settings.schema import Settings
 
 # The shortest wait for a message that is busy elsewhere, however soon its lease expires.
 SHORTEST_WAIT_SECONDS = 0.2
@@ -35,7 +37,7 @@ SHORTEST_WAIT_SECONDS = 0.2
 class Transactions:
     def __init__(
         self,
-        settings: Settings,
+        job: Job,
         claiming: Claiming,
         inbox: Inbox,
         ledger: Ledger,
@@ -44,7 +46,8 @@ class Transactions:
         partitions: Partitions,
         emit: Emit,
     ) -> None:
-        self.session = Session(settings, "work")
+        self.session = Session(job.settings, "work")
+        self.job = job
         self.claiming = claiming
         self.inbox = inbox
         self.ledger = ledger
@@ -111,9 +114,20 @@ class Transaction:
         gate = self._of.gate
         await gate.wait_for_turn(self._connection, gate.begin_sql(anew=anew))
 
+    @asynccontextmanager
+    async def handling(self) -> AsyncIterator[None]:
+        """While handlers run; takes back what they have written if their rows are not to be kept."""
+        if not self._of.job.keeps_rows:
+            await self._connection.execute("SAVEPOINT handlers")
+        yield
+        if not self._of.job.keeps_rows:
+            await self._connection.execute("ROLLBACK TO SAVEPOINT handlers")
+
     async def keep(self, undone: Sequence[Record], results: Sequence[tuple[Record, str]]) -> None:
         """Keep failed and parked records as they came, and the results of handlers."""
         failpoints.reach("after_handlers")
+        if not self._of.job.keeps_rows:
+            return
         await self._of.inbox.keep(self._connection, undone, park=self._of.parking.parks)
         await self._of.inbox.keep_results(self._connection, results)
 
@@ -125,6 +139,10 @@ class Transaction:
         if others:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
         failpoints.reach("after_ledger")
+
+    async def count(self, shares: Sequence[OwnedPartition], claims: Claims, ends: Ends, result: BatchResult) -> None:
+        """Keep what the batch has come to, where the job keeps that."""
+        await self._of.job.count(self._connection, self._batch, shares, claims, ends, result)
 
     async def commit(self) -> None:
         """Commit. If the answer is lost, so is the connection, and recovery reads the outcome from the ledger."""

@@ -14,6 +14,7 @@ class Assignment:
     """Made on assign, closed on revoke or loss, and never used again: anything that refers to a closed one is void."""
 
     partition: Partition
+    end: int | None = None  # no record from here on is read; None: there is no end
     owned: bool = True
     leaving: bool = False  # the group wants it back: no new work may begin on it
     active: bool = False  # is being read, or about to be
@@ -24,3 +25,8 @@ class Assignment:
     read: int = 0  # the offset after the last record that was read, or the one where reading began
     empty: range = range(0)  # offsets known to hold no record for us: transaction markers and aborted records
     astray: str | None = None  # why nothing more can be read: the position is outside of the log
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be read, ever: all up to the end was."""
+        return self.end is not None and max(self.read, self.empty.stop) >= self.end

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -131,6 +132,17 @@ class Cluster:
             logs[at] = Log(_id(topic), starts[at], end, len(topic.partitions))
         return logs, unknown
 
+    def first_at(self, partitions: Sequence[Partition], timestamp_ms: int) -> tuple[dict[Partition, int], Unknown]:
+        """Return the first offset with a record of this time or later; -1 where there is none."""
+        unknown: Unknown = {}
+        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), unknown), unknown
+
+    def last_stable(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, int], Unknown]:
+        """Return where the records end that no open transaction can change any more."""
+        unknown: Unknown = {}
+        stable = IsolationLevel.READ_COMMITTED
+        return self._offsets(partitions, OffsetSpec.latest(), unknown, isolation_level=stable), unknown  # type: ignore[no-untyped-call]
+
     def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, CommittedOffset | None], Unknown]:
         """Return the group's offsets once no open transaction can change them; raise BatchAborted while one could."""
         try:
@@ -154,10 +166,12 @@ class Cluster:
     def close(self) -> None:
         self._reader.close()
 
-    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, unknown: Unknown) -> dict[Partition, int]:
+    def _offsets(
+        self, partitions: Iterable[Partition], spec: OffsetSpec, unknown: Unknown, **how: Any
+    ) -> dict[Partition, int]:
         asked = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
         found = {}
-        for at, future in self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS).items() if asked else ():
+        for at, future in self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS, **how).items() if asked else ():
             partition = Partition(at.topic, at.partition)
             try:
                 found[partition] = future.result().offset

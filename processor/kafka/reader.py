@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -141,7 +141,8 @@ class PartitionReader:
             self._drop_buffer(assignment)
             assignment.active, assignment.reading = True, reading
             assignment.read, assignment.empty, assignment.astray = offset, range(0), None
-            self._to_begin[assignment] = reading, offset
+            if assignment.end is None or offset < assignment.end:
+                self._to_begin[assignment] = reading, offset
             self._changed.notify_all()
 
     def take_astray(self) -> dict[Assignment, str]:
@@ -193,11 +194,12 @@ class PartitionReader:
 
     # --- for the group thread ---
 
-    def assign(self, partitions: Iterable[Partition]) -> None:
+    def assign(self, partitions: Iterable[Partition], ends: Mapping[Partition, int] | None = None) -> None:
         """Add partitions that are ours from now on. Recovery finds out where to start reading them."""
+        ends = ends or {}
         with self._changed:
             for partition in partitions:
-                assignment = self._assignments[partition] = Assignment(partition)
+                assignment = self._assignments[partition] = Assignment(partition, ends.get(partition))
                 self._assigned.append(assignment)
                 self._to_meet.add(partition.topic)
             self.outside = False
@@ -363,17 +365,26 @@ class PartitionReader:
         for partition, raws in self._by_partition(good).items():
             assignment = self._assignments.get(partition)
             if assignment is not None and assignment.fetching and (reading := assignment.reading) is not None:
+                if assignment.end is not None and raws[-1].offset() >= assignment.end:
+                    ends[assignment] = assignment.end
+                    raws = [raw for raw in raws if raw.offset() < assignment.end]  # noqa: PLW2901
                 decoded.append((assignment, reading, self._decoder.decode_all(raws, reading)))
         with self._changed:
             for assignment, reading, spans in decoded:
-                if assignment.reading is reading:
+                if spans and assignment.reading is reading:
                     assignment.buffer.extend(spans)
                     assignment.read = spans[-1].end
                     self.buffered += sum(map(len, spans))
                     self.buffered_bytes += memory(spans)
             for assignment, end in ends.items():
-                if assignment.fetching and assignment.read < end:
-                    assignment.empty = range(assignment.read, end)
+                last = end if assignment.end is None else min(end, assignment.end)
+                if assignment.fetching and assignment.read < last:
+                    assignment.empty = range(assignment.read, last)
+            over = [one for one in {*ends, *(known for known, _, _ in decoded)} if one.fetching and one.over]
+            for assignment in over:
+                assignment.fetching = False
+        for assignment in over:
+            self._stop_reading(assignment.partition)
         self._wake()
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:

@@ -142,7 +142,7 @@ class Claiming:
         colliding: list[int] = []
         by_key: dict[bytes, int] = {}
         for index, record in enumerate(records):
-            if record.foreign:
+            if record.not_ours:
                 claims.skip(PriorDelivery.DUPLICATE)
                 continue
             if not record.in_inbox:

@@ -53,10 +53,10 @@ KEEP = """
 # runs in a transaction of its own. It does nothing for a process that no longer owns the partition, nor for another
 # payload than the row's: that would take over the row of the message that had the id first.
 START = """
-    WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE)
+    WITH owner AS (SELECT FROM ledger WHERE partition_id = $12 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id, type,
                        record_key, lease_owner, lease_until)
-    SELECT $1, owner.partition_id, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
+    SELECT $1, $2, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
         -- a process that begins it again is alive, so it cannot have died at it: only others can
@@ -71,10 +71,10 @@ START = """
 """
 
 NOTE = """
-    WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE)
+    WITH owner AS (SELECT FROM ledger WHERE partition_id = $14 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
                        payload, headers, timestamp_ms, first_failed_at)
-    SELECT $1, owner.partition_id, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
+    SELECT $1, $2, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
     ON CONFLICT (key) DO UPDATE
     SET status = 'pending', unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
         error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
@@ -182,6 +182,7 @@ class Inbox:
             record.message.key,
             self._owner,
             self._lease if leased else None,
+            record.reading.ledger_id,
         )
         if row is None:
             return False
@@ -215,6 +216,7 @@ class Inbox:
             wire.dump_headers(record.message.headers),
             record.message.timestamp_ms,
             self._owner,
+            record.reading.ledger_id,
         )
         if row is None:
             raise Fenced(f"{record.coordinates}: another instance has the partition, or has done the message")

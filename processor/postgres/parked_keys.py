@@ -112,7 +112,7 @@ async def sort_out(
         if place not in waiting:
             parked[partition].discard(place[1])
     for record in records:
-        if record.message.key is None or record.foreign:
+        if record.message.key is None or record.not_ours:
             continue
         place = (record.reading.partition_id, digests[record.message.key])
         queue = waiting.get(place)
