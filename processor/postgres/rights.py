@@ -17,6 +17,10 @@ NEEDED = {
     "ledger": ("SELECT", "INSERT", "UPDATE"),
     "unsent": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "parked_repeats": ("SELECT", "INSERT", "DELETE"),
+    "log_ends": ("SELECT", "INSERT", "DELETE"),
+    "forgotten": ("SELECT", "INSERT", "UPDATE"),
+    "pruning": ("SELECT", "INSERT", "UPDATE"),
+    "archived": ("SELECT", "INSERT", "UPDATE"),
 }
 
 # Our tables lie beside the table of migrations: in the configured schema, else where search_path leads. To search_path

@@ -11,7 +11,19 @@ import re
 from functools import lru_cache
 
 # Everything that migrations/ creates, and the table that records them.
-OURS = ("inbox", "ledger", "unsent", "parked_repeats", "inbox_status", "inbox_key", "processor_migrations")
+OURS = (
+    "inbox",
+    "ledger",
+    "unsent",
+    "parked_repeats",
+    "log_ends",
+    "forgotten",
+    "pruning",
+    "archived",
+    "inbox_status",
+    "inbox_key",
+    "processor_migrations",
+)
 
 # Not `inbox` in `inbox.key`, which refers to a table named elsewhere, and not `AS unsent`, a query's own name.
 _OURS_ALONE = re.compile(rf"(?<!AS )(?<![\w.])(?:{'|'.join(OURS)})(?![\w.])")
