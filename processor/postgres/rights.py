@@ -19,6 +19,10 @@ NEEDED = {
     "parked_repeats": ("SELECT", "INSERT", "DELETE"),
     "replays": ("SELECT", "INSERT", "UPDATE"),
     "replay_ranges": ("SELECT", "INSERT", "UPDATE"),
+    "log_ends": ("SELECT", "INSERT", "DELETE"),
+    "forgotten": ("SELECT", "INSERT", "UPDATE"),
+    "pruning": ("SELECT", "INSERT", "UPDATE"),
+    "archived": ("SELECT", "INSERT", "UPDATE"),
 }
 
 # Our tables lie beside the table of migrations: in the configured schema, else where search_path leads. To search_path
