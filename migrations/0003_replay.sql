@@ -18,7 +18,8 @@ CREATE TABLE replay_ranges (
     live_partition_id integer NOT NULL,  -- ledger.partition_id of the live row, which names the partition in the inbox
     first_offset      bigint  NOT NULL,
     end_offset        bigint  NOT NULL,
-    silent            int8range,         -- outputs of these records are in Kafka already: they are not sent again
+    applied_below     bigint  NOT NULL,  -- the live service had applied everything below when the replay was made
+    silent_below      bigint  NOT NULL,  -- outputs of records from there to here are in Kafka already: not sent again
     processed         bigint  NOT NULL DEFAULT 0,
     skipped           bigint  NOT NULL DEFAULT 0,
     failed            bigint  NOT NULL DEFAULT 0,

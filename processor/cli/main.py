@@ -13,6 +13,7 @@ import typer
 from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
 from processor.cli.migrate import migrate
+from processor.cli.replay.app import app as replay_app
 from processor.cli.run import run
 from processor.cli.topic_recreated import topic_recreated
 from processor.errors import ProcessorError
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(stack_app, name="stack")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(replay_app, name="replay")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)

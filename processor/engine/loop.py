@@ -92,7 +92,7 @@ class Loop:
             self._emit(ProducerNotReady(str(trouble)))
 
     async def run(self) -> None:
-        """Process batches until `stop` is called, or a job that ends is done; raise Halt where an operator has to decide."""
+        """Process batches until `stop` is called, or the job is done; raise Halt where an operator has to decide."""
         helpers = [asyncio.create_task(helper) for helper in self._parts.helpers()]
         for helper in helpers:
             helper.add_done_callback(self._helper_ended)

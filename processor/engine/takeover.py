@@ -182,9 +182,7 @@ class Takeover:
         partition.epoch = row.epoch if row else ((at and at.epoch) or 0) + 1
         ledger_id = row.partition_id if row else None
         if step.create:
-            ledger_id = await self._ledger.create(
-                connection, name, partition.epoch, self._slot.number, log, step.start
-            )
+            ledger_id = await self._ledger.create(connection, name, partition.epoch, self._slot.number, log, step.start)
         if ledger_id is None:
             progress.leave(partition, f"{name}: another instance has made its ledger row first")
             return

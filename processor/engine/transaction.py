@@ -17,9 +17,9 @@ from processor.postgres.claims import BusyElsewhere, Claims, CutBefore
 from processor.postgres.session import Connection, Session
 
 if TYPE_CHECKING:
+    from processor.engine.failing.conclude import Ends
     from processor.engine.failing.parking import Parking
     from processor.engine.job import Job
-    from processor.engine.failing.conclude import Ends
     from processor.engine.partitions import OwnedPartition, Partitions
     from processor.handling.result import BatchResult
     from processor.messages.batch import Batch

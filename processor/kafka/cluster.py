@@ -171,7 +171,9 @@ class Cluster:
     ) -> dict[Partition, int]:
         asked = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
         found = {}
-        for at, future in self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS, **how).items() if asked else ():
+        for at, future in (
+            self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS, **how).items() if asked else ()
+        ):
             partition = Partition(at.topic, at.partition)
             try:
                 found[partition] = future.result().offset

@@ -367,7 +367,7 @@ class PartitionReader:
             if assignment is not None and assignment.fetching and (reading := assignment.reading) is not None:
                 if assignment.end is not None and raws[-1].offset() >= assignment.end:
                     ends[assignment] = assignment.end
-                    raws = [raw for raw in raws if raw.offset() < assignment.end]  # noqa: PLW2901
+                    raws = [raw for raw in raws if raw.offset() < assignment.end]
                 decoded.append((assignment, reading, self._decoder.decode_all(raws, reading)))
         with self._changed:
             for assignment, reading, spans in decoded:

@@ -200,7 +200,8 @@ class Decoder:
             checksum_of(value),
             size_of(key, value, incoming.headers),
             message_type,
-            not not_ours and (message_type is None or message_type.in_inbox or redriven),  # a redriven message has a row
+            not not_ours
+            and (message_type is None or message_type.in_inbox or redriven),  # a redriven message has a row
             None if not_ours else failure or incoming.defect or id_failure,
             reading,
             redriven=redriven,
