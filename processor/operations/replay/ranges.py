@@ -75,8 +75,12 @@ async def find(connection: Connection, settings: Settings, cluster: Cluster, pla
             first, end = min(max(first, log.start), stable), min(max(end, log.start), stable)
         if first < end or first > stable:
             ranges.append(_range(partition, facts, first, end))
-    found = replace(plan, ranges=tuple(ranges))
-    return check(settings, found, facts, notes)
+    if plan.mode is Mode.MISSING and any(one.silent for one in ranges):
+        # What the service had not done before belongs to it: a message that has a duplicate there must not be taken
+        # for one whose outputs were never sent.
+        ranges = [replace(one, end=min(one.end, one.silent_below)) for one in ranges]
+        ranges = [one for one in ranges if one.first < one.end]
+    return check(settings, replace(plan, ranges=tuple(ranges)), facts, notes)
 
 
 async def recheck(connection: Connection, settings: Settings, cluster: Cluster, plan: Plan) -> Plan:
