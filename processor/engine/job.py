@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from processor.messages.batch import Batch
     from processor.messages.message import Partition
     from processor.postgres.claims import Claims
+    from processor.postgres.recall import Recall
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
@@ -44,7 +45,7 @@ class Job:
         """Return how partitions come to it, and what proves to the broker that they are its own."""
         return Membership(self.settings, reader)
 
-    def claiming(self, key_of: Callable[[str], bytes], owner: str) -> Claiming:
+    def claiming(self, key_of: Callable[[str], bytes], owner: str) -> Claiming | Recall:
         return Claiming(key_of, self.settings.message.on_collision, owner)
 
     def inbox_id(self, _partition: Partition, ledger_id: int) -> int:

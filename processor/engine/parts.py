@@ -129,7 +129,7 @@ def build(
         pauses,
         crashes,
         parking,
-        key_of,
+        identity.inbox_key(settings.consumer),  # ids of outputs are the same in whatever scope their cause is processed
         job.inbox_id,
         emit,
     )

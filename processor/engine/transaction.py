@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from processor.postgres.deadlocks import DeadlockGate
     from processor.postgres.inbox import Inbox
     from processor.postgres.ledger import Advance, Ledger, Sent
+    from processor.postgres.recall import Recall
 
 # The shortest wait for a message that is busy elsewhere, however soon its lease expires.
 SHORTEST_WAIT_SECONDS = 0.2
@@ -38,7 +39,7 @@ class Transactions:
     def __init__(
         self,
         job: Job,
-        claiming: Claiming,
+        claiming: Claiming | Recall,
         inbox: Inbox,
         ledger: Ledger,
         gate: DeadlockGate,

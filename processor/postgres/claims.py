@@ -89,6 +89,7 @@ class PriorDelivery(Enum):
     PARKED = "parked"  # waits behind a failed message of its key
     DISCARDED = "discarded"  # by an operator
     BUSY = "busy"  # another process is handling it
+    NOT_OURS = "not ours"  # it is for another consumer, or a replay leaves it out
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class Claiming:
         by_key: dict[bytes, int] = {}
         for index, record in enumerate(records):
             if record.not_ours:
-                claims.skip(PriorDelivery.DUPLICATE)
+                claims.skip(PriorDelivery.NOT_OURS)
                 continue
             if not record.in_inbox:
                 claims.mine.append(index)

@@ -13,8 +13,8 @@ from processor.cli.replay.start import start
 
 EPILOG = (
     "Environment: PROCESSOR_CONFIG names the configuration file; PROCESSOR_LOG_LEVEL=info shows the engine's log."
-    "\n\nExit status: 0 done or stopped as asked, 1 a server is not as needed, or messages failed, 2 wrong usage, bad configuration"
-    " or a range that Kafka does not have, 3 going on could lose or double something, 130 interrupted."
+    "\n\nExit status: 0 done or stopped as asked, 1 a server is not as needed, or messages failed, 2 wrong usage, bad"
+    " configuration, or a range that Kafka does not have, 3 going on could lose or double something, 130 interrupted."
 )
 
 app = typer.Typer(

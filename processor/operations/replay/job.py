@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from processor.engine.job import Job
 from processor.kafka.fixed import FixedAssignment
+from processor.messages import identity
+from processor.messages.outputs import DEAD_LETTER, message_id
 from processor.operations.replay.plan import Mode, Plan, ledger_name
 from processor.operations.replay.selection import Selection
 from processor.postgres import replays
+from processor.postgres.recall import Recall
+from processor.postgres.repeats import ClaimingRepeats
 from processor.postgres.replays import Counted
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from processor.messages.message import Partition
     from processor.messages.outputs import EncodedOutputs
     from processor.operations.replay.pace import Pace
-    from processor.postgres.claims import Claims
+    from processor.postgres.claims import Claiming, Claims
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
@@ -38,13 +42,16 @@ HEADER = "replay"
 class ReplayJob(Job):
     bounded = True
 
-    def __init__(self, settings: Settings, plan: Plan, pace: Pace) -> None:
+    def __init__(self, settings: Settings, plan: Plan, pace: Pace, forgotten_below: Mapping[Partition, int]) -> None:
         super().__init__(_adapted(settings, plan, pace))
+        self.keeps_rows = plan.mode is not Mode.RE_EMIT
+        self._forgotten_below = forgotten_below
         self.name = ledger_name(plan.consumer, plan.name)
         self.scope = plan.consumer if plan.scope is None else f"{plan.consumer}/{plan.scope}"
         self._plan = plan
         self._pace = pace
         self._ranges = {one.partition: one for one in plan.ranges}
+        self._live_key_of = identity.inbox_key(plan.consumer)
         self._selection = Selection(settings, plan)
         self._header = ((HEADER, plan.name.encode()),)
 
@@ -55,6 +62,11 @@ class ReplayJob(Job):
     def inbox_id(self, partition: Partition, ledger_id: int) -> int:
         """What is done in the live service's scope is on record at its coordinates."""
         return ledger_id if self._plan.mode is Mode.RE_APPLY else self._ranges[partition].live_id
+
+    def claiming(self, key_of: Callable[[str], bytes], owner: str) -> Claiming | Recall:
+        if self._plan.mode is Mode.RE_EMIT:
+            return Recall(self._forgotten_below)
+        return ClaimingRepeats(key_of, self.settings.message.on_collision, owner)
 
     async def turn(self) -> None:
         await self._pace.turn()
@@ -73,6 +85,11 @@ class ReplayJob(Job):
             loud = self._loud(partition, encoded)
             if self._plan.output_topic is not None:
                 loud.topics = [self._plan.output_topic] * len(loud)
+            if self._plan.scope is not None:
+                loud.ids = [
+                    None if place == DEAD_LETTER else message_id(self._live_key_of(cause), place)
+                    for cause, place in zip(loud.causes, loud.places, strict=True)
+                ]
             loud.extras = [(*(extra or ()), *self._header) for extra in loud.extras]
             result.outgoing[partition] = loud
 
@@ -112,12 +129,11 @@ class ReplayJob(Job):
 
 def _adapted(settings: Settings, plan: Plan, pace: Pace) -> Settings:
     """The settings of the live service, with those changed that are for it alone."""
-    failure: dict[str, object] = {}
-    if settings.failure.policy == "park-key":
-        # The live service knows which keys are parked, and would not hear of another one.
-        failure["policy"] = "dead-letter"
+    failure: dict[str, str] = {}
     if plan.mode is not Mode.MISSING:
-        failure["dead_letter_topic"] = ""  # the failure is not one of the live service
+        failure |= {"policy": "dead-letter", "dead_letter_topic": ""}  # the failure is not one of the live service
+    elif settings.failure.policy == "park-key":
+        failure["policy"] = "dead-letter"  # the live service would not hear of another parked key
     return settings.model_copy(
         update={
             "failure": settings.failure.model_copy(update=failure),

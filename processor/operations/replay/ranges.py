@@ -200,6 +200,8 @@ def _about_handlers(settings: Settings, plan: Plan) -> list[str]:
         warnings.append(f"handlers.{bare} has no inbox: what the service has passed counts as done")
     if plan.mode is Mode.MISSING and settings.failure.policy == "park-key":
         warnings.append("a message that fails in the replay does not park its key; what is parked already waits")
+    if plan.mode is Mode.RE_APPLY and plan.outputs and plan.output_topic is None:
+        warnings.append("outputs go to their topics again, with the ids they had: see --no-outputs and --output-topic")
     if plan.mode is Mode.RE_EMIT:
         warnings.append("handlers run on the tables of today; what they write is rolled back")
     return warnings

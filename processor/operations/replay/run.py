@@ -99,9 +99,10 @@ async def run(
             raise Refused(f"the replay {name} is {replay.state}: make another one")
         await _require_readable(cluster, replay)
         await replays.move(connection, consumer, name, UNFINISHED, "active", event("started", by))
+        watermarks = await retention.watermarks(connection, consumer)
     plan = plan_of(replay)
     pace = Pace(plan.rate)
-    job = ReplayJob(settings, plan, pace)
+    job = ReplayJob(settings, plan, pace, {at: one.below for at, one in watermarks.items()})
     engine = Engine(job.settings, routes, job)
     session = Session(settings, "replay", retried=True)
     beside = [
