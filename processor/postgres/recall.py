@@ -8,17 +8,24 @@ from processor.postgres.claims import Claims, PriorDelivery
 from processor.postgres.rows import uuids
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from asyncpg import Connection
     from asyncpg import Record as Row
 
     from processor.messages.batch import Batch
     from processor.messages.message import Partition
+    from processor.messages.record import Record
 
 DONE = """
     SELECT key, partition_id, "offset" FROM inbox WHERE key = ANY ($1::uuid[]) AND status = 'completed'
 """
+
+
+async def done(connection: Connection[Row], records: Sequence[Record]) -> dict[bytes, tuple[int, int]]:
+    """Return by key of these messages where those were read that are completed: partition id and offset."""
+    keys = uuids(record.key for record in records if record.in_inbox)
+    return {row["key"].bytes: (row["partition_id"], row["offset"]) for row in await connection.fetch(DONE, keys)}
 
 
 class Recall:
@@ -33,13 +40,12 @@ class Recall:
         A type without inbox has no rows: all of its records were processed.
         """
         records = batch.as_rows()
-        rows = await connection.fetch(DONE, uuids(record.key for record in records if record.in_inbox))
-        done = {row["key"].bytes: (row["partition_id"], row["offset"]) for row in rows}
+        found = await done(connection, records)
         claims = Claims()
         for index, record in enumerate(records):
             offset = record.message.offset
-            forgotten = record.key not in done and offset < self._forgotten_below.get(record.partition, 0)
-            here = done.get(record.key) == (record.reading.partition_id, offset)
+            forgotten = record.key not in found and offset < self._forgotten_below.get(record.partition, 0)
+            here = found.get(record.key) == (record.reading.partition_id, offset)
             if not record.not_ours and record.failure is None and (here or forgotten or not record.in_inbox):
                 # Its row is a completed one and stays so: what fails now is counted in memory.
                 record.in_inbox = False

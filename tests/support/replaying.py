@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.support import sql
@@ -52,3 +54,23 @@ def domain(database: str) -> dict[str, list[tuple[Any, ...]]]:
         ],
         "stock": [tuple(row) for row in sql.fetch(database, "SELECT sku, on_hand, reserved FROM stock ORDER BY 1")],
     }
+
+
+@contextmanager
+def started(deployed: Deployment, verb: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run it beside the test; it is killed if it has not ended."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "processor", "replay", verb, str(deployed.config), *arguments],
+        cwd=PROJECT,
+        env=inherited | deployed.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.kill()
+            running.communicate()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import typer
 import uvloop
@@ -14,25 +17,26 @@ from processor import failpoints
 from processor.cli.arguments import user
 from processor.cli.output import Format, counted, print_json, print_line
 from processor.cli.progress import Display, display
+from processor.cli.replay.report import show
 from processor.cli.signals import stopped_by_signals
 from processor.handling import registry
 from processor.handling.registry import Routes
 from processor.kafka.cluster import Cluster
-from processor.operations.replay.run import Moment, run
+from processor.operations.replay import rehearsal as operation
+from processor.operations.replay.plan import Plan
+from processor.operations.replay.rehearsal import Report
+from processor.operations.replay.run import Moment, Watch, run
 from processor.postgres.replays import UNFINISHED, Replay
 from processor.service import interpreter
 from processor.settings.schema import Settings
+
+T = TypeVar("T")
 
 
 def work(settings: Settings, name: str, form: Format) -> None:
     """Run the replay to its end, or until it is paused, cancelled or interrupted."""
     failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
-    if "PROCESSOR_LOG_LEVEL" not in os.environ:
-        logging.getLogger().setLevel(logging.WARNING)  # what the engine says otherwise would tear the bar
-    routes = registry.load(settings)
-    interpreter.tune()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        replay, interrupted = runner.run(_work(settings, routes, name, form))
+    replay, interrupted = _run(settings, form, partial(_work, name=name))
     if form is Format.TABLE:
         typer.echo(_said(settings, replay, interrupted=interrupted))
     else:
@@ -43,14 +47,53 @@ def work(settings: Settings, name: str, form: Format) -> None:
         raise typer.Exit(1)
 
 
-async def _work(settings: Settings, routes: Routes, name: str, form: Format) -> tuple[Replay, bool]:
-    cluster = Cluster(settings.kafka, settings.consumer)
-    with display("gone over", quiet=form is not Format.TABLE, paced=True) as shown, stopped_by_signals() as stop:
-        try:
-            replay = await run(settings, routes, cluster, name, user(), stop, lambda moment: _show(shown, moment))
-        finally:
-            cluster.close()
-    return replay, stop.is_set() and replay.state in UNFINISHED
+def rehearse(settings: Settings, plan: Plan, form: Format) -> None:
+    """Run the plan dry, and show what came out."""
+    report = _run(settings, form, partial(_rehearse, plan=plan))
+    show(report, form)
+    if report.interrupted:
+        raise typer.Exit(130)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a replay is given besides what it is to do."""
+
+    settings: Settings
+    routes: Routes
+    cluster: Cluster
+    stop: asyncio.Event
+    watch: Watch
+
+
+def _run(settings: Settings, form: Format, work: Callable[[_Surroundings], Awaitable[T]]) -> T:
+    """Run it in an event loop of its own, with signals heard and progress shown."""
+    if "PROCESSOR_LOG_LEVEL" not in os.environ:
+        logging.getLogger().setLevel(logging.WARNING)  # what the engine says otherwise would tear the bar
+    routes = registry.load(settings)
+    interpreter.tune()
+
+    async def act() -> T:
+        cluster = Cluster(settings.kafka, settings.consumer)
+        with display("gone over", quiet=form is not Format.TABLE, paced=True) as shown, stopped_by_signals() as stop:
+            try:
+                return await work(_Surroundings(settings, routes, cluster, stop, lambda at: _show(shown, at)))
+            finally:
+                cluster.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(act())
+
+
+async def _work(given: _Surroundings, name: str) -> tuple[Replay, bool]:
+    replay = await run(given.settings, given.routes, given.cluster, name, user(), given.stop, given.watch)
+    return replay, given.stop.is_set() and replay.state in UNFINISHED
+
+
+async def _rehearse(given: _Surroundings, plan: Plan) -> Report:
+    return await operation.rehearse(given.settings, given.routes, given.cluster, plan, given.stop, given.watch)
 
 
 def _show(shown: Display, moment: Moment) -> None:

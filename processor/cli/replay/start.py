@@ -12,7 +12,7 @@ import typer
 from processor.cli.arguments import ConfigFile, WrongUse, grouped, user
 from processor.cli.deployment import load
 from processor.cli.output import Format, Output, print_json, print_line, print_table
-from processor.cli.replay.foreground import work
+from processor.cli.replay.foreground import rehearse, work
 from processor.cli.replay.options import PlanOptions, RangeOptions, Reason
 from processor.kafka.cluster import Cluster
 from processor.operations.replay import ranges
@@ -62,8 +62,11 @@ def start(
         return
     for warning in plan.warnings:
         typer.echo(f"note: {warning}", err=True)
-    asyncio.run(_create(settings, plan, reason))
-    work(settings, plan.name, output.format)
+    if plan.mode is Mode.DRY_RUN:
+        rehearse(settings, plan, output.format)
+    else:
+        asyncio.run(_create(settings, plan, reason))
+        work(settings, plan.name, output.format)
 
 
 async def _plan(settings: Settings, saved: Plan | None, range_: RangeOptions, options: PlanOptions) -> Plan:

@@ -54,8 +54,8 @@ async def find(connection: Connection, settings: Settings, cluster: Cluster, pla
     """Return the plan with its ranges and warnings; raise Refused or Halt if it cannot be run."""
     chosen = await _chosen(settings, cluster, bounds)
     facts = await gather(connection, settings.consumer, cluster, chosen)
-    since = await _first_at(cluster, chosen, bounds.since)
-    until = await _first_at(cluster, chosen, bounds.until)
+    since = await _moment(cluster, chosen, bounds.since, facts.stable)
+    until = await _moment(cluster, chosen, bounds.until, facts.stable)
     ranges, notes = [], []
     for partition in chosen:
         if partition not in facts.live:
@@ -68,9 +68,9 @@ async def find(connection: Connection, settings: Settings, cluster: Cluster, pla
         first, end = (bounds.partitions or {}).get(partition, (bounds.first, bounds.end))
         log, stable = facts.logs[partition], facts.stable[partition]
         if first is None:
-            first = log.start if bounds.since is None else since.get(partition, stable)
+            first = since.get(partition, log.start)
         if end is None:
-            end = stable if bounds.until is None else until.get(partition, stable)
+            end = min(until.get(partition, stable), stable)
         if bounds.clip:
             first, end = min(max(first, log.start), stable), min(max(end, log.start), stable)
         if first < end or first > stable:
@@ -223,15 +223,24 @@ async def _chosen(settings: Settings, cluster: Cluster, bounds: Bounds) -> list[
     return list(bounds.partitions)
 
 
-async def _first_at(cluster: Cluster, partitions: Sequence[Partition], at: datetime | None) -> dict[Partition, int]:
-    """The offsets of the first records of this time or later, without partitions that have none."""
+async def first_at(
+    cluster: Cluster, partitions: Sequence[Partition], milliseconds: int, ends: Mapping[Partition, int]
+) -> dict[Partition, int]:
+    """The offsets of the first records of this time or later: the ends where there are none."""
+
+    def ask(asked: Sequence[Partition]) -> tuple[dict[Partition, int], dict[Partition, str]]:
+        return cluster.first_at(asked, milliseconds)
+
+    found = await _known(ask, partitions)
+    return {partition: ends[partition] if offset < 0 else offset for partition, offset in found.items()}
+
+
+async def _moment(
+    cluster: Cluster, partitions: Sequence[Partition], at: datetime | None, ends: Mapping[Partition, int]
+) -> dict[Partition, int]:
     if at is None:
         return {}
-    milliseconds = int(at.timestamp() * 1000)
-    found, unknown = await asyncio.to_thread(cluster.first_at, partitions, milliseconds)
-    if unknown:
-        raise BatchAborted("; ".join(unknown.values()))
-    return {partition: offset for partition, offset in found.items() if offset >= 0}
+    return await first_at(cluster, partitions, int(at.timestamp() * 1000), ends)
 
 
 async def _known(
