@@ -14,6 +14,7 @@ from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
 from processor.cli.migrate import migrate
 from processor.cli.replay.app import app as replay_app
+from processor.cli.reset import reset
 from processor.cli.run import run
 from processor.cli.topic_recreated import topic_recreated
 from processor.errors import ProcessorError
@@ -44,6 +45,7 @@ app.add_typer(replay_app, name="replay")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)
+app.command(epilog=EPILOG)(reset)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)
 
 

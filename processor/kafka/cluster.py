@@ -5,7 +5,7 @@ All calls block; the engine makes them off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, no
     OffsetSpec,
 )
 
-from processor.errors import BatchAborted
+from processor.errors import BatchAborted, SetupError
 from processor.kafka import connections
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
@@ -162,6 +162,17 @@ class Cluster:
                 None if answer.offset == OFFSET_INVALID else CommittedOffset(answer.offset, answer.metadata or "")
             )
         return found, unknown
+
+    def move(self, offsets: Mapping[Partition, tuple[int, str]]) -> None:
+        """Commit these offsets, each with its metadata; the brokers refuse while the group has members."""
+        wanted = [TopicPartition(at.topic, at.number, offset, text) for at, (offset, text) in offsets.items()]
+        try:
+            done = self._reader.commit(offsets=wanted, asynchronous=False) or []
+            refused = next((one.error for one in done if one.error is not None), None)
+        except KafkaException as error:
+            refused = error.args[0]
+        if refused is not None:
+            raise SetupError(f"the brokers did not take the offsets: {refused.str()}; is the service running again?")
 
     def close(self) -> None:
         self._reader.close()

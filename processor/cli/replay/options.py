@@ -47,7 +47,7 @@ class RangeOptions:
     clip: Annotated[bool, typer.Option("--clip", help="Take what Kafka has of the range, and be content.")] = False
 
     def bounds(self, settings: Settings) -> Bounds:
-        partitions = dict(_partition(text, settings) for text in self.partition or ())
+        partitions = dict(partition_with_range(text, settings) for text in self.partition or ())
         whole = all(given == (None, None) for given in partitions.values())
         limits = (self.from_, self.to, self.since, self.until)
         if self.all_ and (limits != (None,) * 4 or not whole):
@@ -129,7 +129,8 @@ class PlanOptions:
         )
 
 
-def _partition(text: str, settings: Settings) -> tuple[Partition, tuple[int | None, int | None]]:
+def partition_with_range(text: str, settings: Settings) -> tuple[Partition, tuple[int | None, int | None]]:
+    """Read [TOPIC/]NUMBER[:FROM-TO]."""
     found = _PARTITION.fullmatch(text)
     if found is None:
         raise WrongUse(f"--partition {text}: give [TOPIC/]NUMBER[:FROM-TO], such as 0 or 0:100-200")

@@ -52,12 +52,12 @@ class Facts:
 
 async def find(connection: Connection, settings: Settings, cluster: Cluster, plan: Plan, bounds: Bounds) -> Plan:
     """Return the plan with its ranges and warnings; raise Refused or Halt if it cannot be run."""
-    chosen = await _chosen(settings, cluster, bounds)
-    facts = await gather(connection, settings.consumer, cluster, chosen)
-    since = await _moment(cluster, chosen, bounds.since, facts.stable)
-    until = await _moment(cluster, chosen, bounds.until, facts.stable)
+    partitions = await chosen(settings, cluster, bounds.partitions)
+    facts = await gather(connection, settings.consumer, cluster, partitions)
+    since = await _moment(cluster, partitions, bounds.since, facts.stable)
+    until = await _moment(cluster, partitions, bounds.until, facts.stable)
     ranges, notes = [], []
-    for partition in chosen:
+    for partition in partitions:
         if partition not in facts.live:
             if bounds.partitions is not None:
                 raise Refused(
@@ -207,7 +207,8 @@ def _about_handlers(settings: Settings, plan: Plan) -> list[str]:
     return warnings
 
 
-async def _chosen(settings: Settings, cluster: Cluster, bounds: Bounds) -> list[Partition]:
+async def chosen(settings: Settings, cluster: Cluster, wanted: Iterable[Partition] | None) -> list[Partition]:
+    """All partitions of the topics, or these; raise Refused if one does not exist."""
     topics = await asyncio.to_thread(cluster.topics, settings.topics)
     every = [
         Partition(name, number)
@@ -215,12 +216,12 @@ async def _chosen(settings: Settings, cluster: Cluster, bounds: Bounds) -> list[
         if name in topics
         for number in sorted(topics[name].partitions)
     ]
-    if bounds.partitions is None:
+    if wanted is None:
         return every
-    for partition in bounds.partitions:
+    for partition in wanted:
         if partition not in every:
             raise Refused(f"{partition} does not exist, or {settings.consumer} does not read it")
-    return list(bounds.partitions)
+    return list(wanted)
 
 
 async def first_at(
