@@ -52,6 +52,11 @@ class Job:
         """Return a partition's number in the inbox; `ledger_id` is that of its ledger row."""
         return ledger_id
 
+    @property
+    def waits(self) -> bool:
+        """Whether `turn` would wait now."""
+        return False
+
     async def turn(self) -> None:
         """Wait until the next batch may be taken."""
 

@@ -124,6 +124,8 @@ class Loop:
 
     async def _next_batch(self) -> Batch | None:
         """Steps 1 and 2: take records from the poll thread. Return None when there are none."""
+        if self._job.waits or not self._reader.has_a_batch:
+            await self._transactions.rest()
         await self._job.turn()
         await self._intake.gather()
         await self._look_up()
@@ -215,6 +217,7 @@ class Loop:
 
     async def _try(self, part: Batch) -> Outcome:
         if part.rows and part.rows[0].alone:
+            await self._transactions.rest()
             culprit = await self._attempts.begin(part)
             if culprit is not None:
                 return culprit
@@ -240,7 +243,7 @@ class Loop:
             shares, sent = self._shares(batch, result), self._housekeeping.sent()
             await transaction.advance(list(shares.values()), list(sent.values()))  # 7: Fenced if another owns one
             await transaction.count(list(shares), claims, ends, result)
-            await transaction.commit()  # 8
+            await transaction.commit(more=self._reader.has_a_batch)  # 8
         self._housekeeping.forgotten(sent)
         self._advanced(batch, shares, result, ends)
         more = self._reader.has_a_batch and not any(owned.leaving for owned in shares)
@@ -351,6 +354,7 @@ class Loop:
     async def _start_over(self, trouble: Exception, used: Sequence[OwnedPartition]) -> None:
         """Recover the partitions that are in trouble; the others go on."""
         affected = set(used)
+        await self._transactions.rest()
         try:
             await self._publishing.finish()
         except Trouble:

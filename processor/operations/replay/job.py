@@ -68,6 +68,10 @@ class ReplayJob(Job):
             return Recall(self._forgotten_below)
         return ClaimingRepeats(key_of, self.settings.message.on_collision, owner)
 
+    @property
+    def waits(self) -> bool:
+        return self._pace.waits
+
     async def turn(self) -> None:
         await self._pace.turn()
 

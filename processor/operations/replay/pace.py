@@ -20,6 +20,10 @@ class Pace:
     def yields(self) -> bool:
         return not self._free.is_set()
 
+    @property
+    def waits(self) -> bool:
+        return self.yields or self._delay() > 0
+
     def largest_batch(self, most: int) -> int:
         return most if self._rate is None else max(1, min(most, int(self._rate * BATCH_SECONDS)))
 
@@ -42,10 +46,14 @@ class Pace:
     async def turn(self) -> None:
         """Wait until more records may be taken, or until the replay is stopped."""
         await self._free.wait()
-        delay = self._next - asyncio.get_running_loop().time()
-        if self._rate is not None and delay > 0 and not self._stopped.is_set():
+        if (delay := self._delay()) > 0:
             try:
                 async with asyncio.timeout(delay):
                     await self._stopped.wait()
             except TimeoutError:
                 pass
+
+    def _delay(self) -> float:
+        if self._rate is None or self._stopped.is_set():
+            return 0.0
+        return self._next - asyncio.get_running_loop().time()
