@@ -19,6 +19,7 @@ from benchmarks import against as versions
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
 from benchmarks import rebalance as rebalances
+from benchmarks import replay as replays
 from benchmarks import show as shows
 from benchmarks import site as sites
 from benchmarks import soak as soaking
@@ -198,6 +199,27 @@ def rebalance(
         results.stalls += rebalances.take_turns(site, names, rates or list(rebalances.RATES), churn, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def replay(
+    records: Annotated[int, typer.Option(min=1000, help="Records that are done already.")] = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of latency in each turn.")] = SECONDS,
+    repeat: Annotated[int, typer.Option(min=1, help="Turns alone and beside a replay.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(replays.NAMES)}.")] = None,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How fast a replay passes what is done, what it costs the service beside it, and that kills change nothing."""
+    unknown = set(only or ()) - set(replays.NAMES)
+    if unknown:
+        raise typer.BadParameter(f"no {', '.join(sorted(unknown))}", param_hint="--only")
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.replays += replays.take_turns(site, only or list(replays.NAMES), records, seconds, repeat, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=False, plot_to=None)
 
 
 @app.command()

@@ -45,6 +45,8 @@ def show(results: Results, *, markdown: bool = False) -> None:
         show_table(_growth(results))
     if results.stalls:
         show_table(_rebalances(results))
+    for figure in results.replays:
+        console.print(f"{figure.name}: {figure.text}", highlight=False)
     if results.soak is not None and not results.soak.wrong:
         soak = results.soak
         console.print(

@@ -14,6 +14,7 @@ from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
 from benchmarks.rebalance import Stall
+from benchmarks.replay import Figure
 from benchmarks.soak import Soak
 
 # Larger than any number of repetitions.
@@ -41,6 +42,7 @@ class Results:
     points: list[Point] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
+    replays: list[Figure] = field(default_factory=list)
     soak: Soak | None = None
 
     @property
@@ -51,6 +53,7 @@ class Results:
         found += [(f"{point.axis} {point.x:,}", point.wrong) for point in self.points]
         found += [(f"rebalance, {stall.profile} at {stall.per_second} msg/s", stall.wrong) for stall in self.stalls]
         found += [(f"{one.subject}, pair {one.pair + 1}", one.wrong) for one in self.comparisons]
+        found += [(figure.name, figure.wrong) for figure in self.replays]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
@@ -117,6 +120,7 @@ class Results:
             first.points += other.points
             first.stalls += other.stalls
             first.comparisons += other.comparisons
+            first.replays += other.replays
             first.soak = other.soak or first.soak
         return first
 
@@ -129,5 +133,6 @@ class Results:
         fields["points"] = [Point(**point) for point in fields["points"]]
         fields["stalls"] = [Stall(**stall) for stall in fields["stalls"]]
         fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
+        fields["replays"] = [Figure(**one) for one in fields["replays"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)

@@ -33,10 +33,10 @@ from processor.settings.schema import Settings
 T = TypeVar("T")
 
 
-def work(settings: Settings, name: str, form: Format) -> None:
+def work(settings: Settings, name: str, form: Format, rate: float | None = None) -> None:
     """Run the replay to its end, or until it is paused, cancelled or interrupted."""
     failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
-    replay, interrupted = _run(settings, form, partial(_work, name=name))
+    replay, interrupted = _run(settings, form, partial(_work, name=name, rate=rate))
     if form is Format.TABLE:
         typer.echo(_said(settings, replay, interrupted=interrupted))
     else:
@@ -87,8 +87,8 @@ def _run(settings: Settings, form: Format, work: Callable[[_Surroundings], Await
         return runner.run(act())
 
 
-async def _work(given: _Surroundings, name: str) -> tuple[Replay, bool]:
-    replay = await run(given.settings, given.routes, given.cluster, name, user(), given.stop, given.watch)
+async def _work(given: _Surroundings, name: str, rate: float | None) -> tuple[Replay, bool]:
+    replay = await run(given.settings, given.routes, given.cluster, name, user(), given.stop, given.watch, rate=rate)
     return replay, given.stop.is_set() and replay.state in UNFINISHED
 
 

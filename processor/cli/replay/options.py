@@ -19,6 +19,7 @@ from processor.settings.schema import Settings
 _PARTITION = re.compile(r"(?:(?P<topic>[A-Za-z0-9._-]+)/)?(?P<number>\d+)(?::(?P<first>\d*)-(?P<end>\d*))?")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replay, see `processor replay list`.")]
+Rate = Annotated[float | None, typer.Option("--rate", min=0.001, help="Records per second, at most.")]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why; is kept with who and when.")]
 
 
@@ -90,7 +91,7 @@ class PlanOptions:
     ids: Annotated[list[str] | None, typer.Option("--id", help="Only the message with this id; may be repeated.")] = (
         None
     )
-    rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="Records per second, at most.")] = None
+    rate: Rate = None
     scope: Annotated[
         str | None, typer.Option("--scope", help="For re-apply: each message is done once in this scope.")
     ] = None

@@ -89,9 +89,20 @@ def plan_of(replay: Replay) -> Plan:
 
 
 async def run(
-    settings: Settings, routes: Routes, cluster: Cluster, name: str, by: str, stop: asyncio.Event, watch: Watch
+    settings: Settings,
+    routes: Routes,
+    cluster: Cluster,
+    name: str,
+    by: str,
+    stop: asyncio.Event,
+    watch: Watch,
+    *,
+    rate: float | None = None,
 ) -> Replay:
-    """Work on a replay until it is done, or until it is stopped; return how it stands then."""
+    """Work on a replay until it is done, or until it is stopped; return how it stands then.
+
+    A `rate` takes the place of the plan's, this time.
+    """
     consumer = settings.consumer
     async with connections.with_tables(settings) as connection:
         replay = await load(connection, consumer, name)
@@ -101,7 +112,7 @@ async def run(
         await replays.move(connection, consumer, name, UNFINISHED, "active", event("started", by))
         watermarks = await retention.watermarks(connection, consumer)
     plan = plan_of(replay)
-    pace = Pace(plan.rate)
+    pace = Pace(rate or plan.rate)
     job = ReplayJob(settings, plan, pace, {at: one.below for at, one in watermarks.items()})
     engine = Engine(job.settings, routes, job)
     session = Session(settings, "replay", retried=True)
