@@ -77,7 +77,7 @@ LOWEST_NEEDED = """
     FROM replays p
     JOIN replay_ranges r ON r.consumer = p.consumer AND r.name = p.name
     JOIN ledger l ON l.partition_id = r.partition_id AND l.next_offset < r.end_offset
-    WHERE p.consumer = $1 AND p.state IN ('active', 'paused')
+    WHERE p.consumer = $1 AND p.state IN ('active', 'paused') AND p.plan ->> 'mode' <> 're-apply'
     GROUP BY r.live_partition_id
 """
 

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 # A batch holds what the rate allows in this time, so that the live service never waits for a large one.
 BATCH_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How the live service stands: how many offsets it has before it, and how many behind it."""
+
+    lag: int
+    position: int
+
+
+def falls_behind(before: Stand, now: Stand, batch: int) -> bool:
+    """Return whether the service works, and does not keep up. One that stands still is not in the replay's way."""
+    return now.position > before.position and now.lag > before.lag and now.lag > batch
 
 
 class Pace:

@@ -52,6 +52,7 @@ class Facts:
 
 async def find(connection: Connection, settings: Settings, cluster: Cluster, plan: Plan, bounds: Bounds) -> Plan:
     """Return the plan with its ranges and warnings; raise Refused or Halt if it cannot be run."""
+    await _require_output_topic(cluster, plan)
     partitions = await chosen(settings, cluster, bounds.partitions)
     facts = await gather(connection, settings.consumer, cluster, partitions)
     since = await _moment(cluster, partitions, bounds.since, facts.stable)
@@ -87,6 +88,7 @@ async def recheck(connection: Connection, settings: Settings, cluster: Cluster, 
     """Check a plan again that was made earlier."""
     if plan.consumer != settings.consumer:
         raise Refused(f"the plan is for the consumer {plan.consumer}, {settings.source} is for {settings.consumer}")
+    await _require_output_topic(cluster, plan)
     partitions = [one.partition for one in plan.ranges]
     if strangers := {one.topic for one in partitions}.difference(settings.topics):
         raise Refused(f"{settings.consumer} does not read {', '.join(sorted(strangers))}: make the plan again")
@@ -135,6 +137,14 @@ def check(settings: Settings, plan: Plan, facts: Facts, notes: Iterable[str] = (
         warnings += _about_position(plan, one, live)
     warnings += _about_handlers(settings, plan)
     return replace(plan, warnings=tuple(warnings))
+
+
+async def _require_output_topic(cluster: Cluster, plan: Plan) -> None:
+    missing: set[str] = set()
+    if plan.output_topic is not None:
+        missing = await asyncio.to_thread(cluster.missing, [plan.output_topic])
+    if missing:
+        raise Refused(f"--output-topic {plan.output_topic} does not exist; create it")
 
 
 def _range(partition: Partition, facts: Facts, first: int, end: int) -> Range:

@@ -16,7 +16,7 @@ from processor.engine.engine import Engine
 from processor.errors import BatchAborted, ConnectionLost, Halt, ProcessorError, SetupError
 from processor.operations.replay import ranges
 from processor.operations.replay.job import ReplayJob
-from processor.operations.replay.pace import Pace
+from processor.operations.replay.pace import Pace, Stand, falls_behind
 from processor.operations.replay.plan import Mode, Plan, Refused, ledger_name
 from processor.postgres import connections, replays, retention
 from processor.postgres.replays import UNFINISHED, Replay
@@ -174,7 +174,7 @@ async def _watch_state(session: Session, consumer: str, name: str, engine: Engin
 async def _watch_live(session: Session, cluster: Cluster, settings: Settings, plan: Plan, pace: Pace) -> None:
     """Stand still while the live service works and falls behind all the same."""
     partitions = [one.partition for one in plan.ranges]
-    before: tuple[int, int] | None = None
+    before: Stand | None = None
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         try:
@@ -183,11 +183,10 @@ async def _watch_live(session: Session, cluster: Cluster, settings: Settings, pl
             ends = await ranges.ends(cluster, partitions)
         except ProcessorError:
             continue
-        position = sum(live[partition].position for partition in ends if partition in live)
-        lag = sum(max(0, end - live[partition].position) for partition, end in ends.items() if partition in live)
-        behind = lag > settings.batch.max_messages
-        pace.hold(held=before is not None and behind and lag > before[0] and position > before[1])
-        before = lag, position
+        known = [(end, live[partition].position) for partition, end in ends.items() if partition in live]
+        now = Stand(sum(max(0, end - position) for end, position in known), sum(position for _, position in known))
+        pace.hold(held=before is not None and falls_behind(before, now, settings.batch.max_messages))
+        before = now
 
 
 async def _show(engine: Engine, plan: Plan, pace: Pace, watch: Watch) -> None:
