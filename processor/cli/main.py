@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
+from processor.cli.accept_rewind import accept_rewind
 from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
 from processor.cli.migrate import migrate
+from processor.cli.prune import prune
 from processor.cli.run import run
 from processor.cli.topic_recreated import topic_recreated
 from processor.errors import ProcessorError
@@ -42,7 +44,9 @@ app.add_typer(dlq_app, name="dlq")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)
+app.command(epilog=EPILOG)(prune)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)
+app.command("accept-rewind", epilog=EPILOG)(accept_rewind)
 
 
 def _print_version(wanted: bool) -> None:

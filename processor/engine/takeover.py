@@ -243,7 +243,7 @@ class Takeover:
             await self._producer.publish((), list(followed.values()), still_owned(followed))
 
     async def _reposition(self, connection: Connection, partition: OwnedPartition, progress: Progress) -> None:
-        """Move the ledger, unless the ids there have been forgotten since it was decided: neither can miss the other."""
+        """Move the ledger, unless what lies there has been forgotten since this was decided."""
         name, start = partition.partition, progress.steps[partition].start
         async with connection.transaction(isolation="read_committed"):
             if not await retention.may_read_again(connection, partition.partition_id, start):

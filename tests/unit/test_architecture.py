@@ -29,7 +29,7 @@ RULES: dict[str, set[str]] = {
     "retention": SERVERS,
     "engine": SERVERS | {"handling", "retention"},
     "operations": SERVERS | {"handling", "retention"},
-    "service": SERVERS | {"handling", "engine", "retention"},
+    "service": SERVERS | {"handling", "engine"},
     "stack": BASE,
     "cli": SERVERS | {"handling", "retention", "operations", "service", "stack"},
     "__main__": {"cli"},
