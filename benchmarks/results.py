@@ -14,6 +14,7 @@ from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
 from benchmarks.rebalance import Stall
+from benchmarks.retention import Cycle, Retention
 from benchmarks.soak import Soak
 
 # Larger than any number of repetitions.
@@ -42,6 +43,7 @@ class Results:
     stalls: list[Stall] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     soak: Soak | None = None
+    retention: Retention | None = None
 
     @property
     def wrong(self) -> list[str]:
@@ -53,6 +55,8 @@ class Results:
         found += [(f"{one.subject}, pair {one.pair + 1}", one.wrong) for one in self.comparisons]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
+        if self.retention is not None:
+            found.append(("retention", self.retention.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
 
     def rates(self, name: str) -> dict[int, float]:
@@ -118,6 +122,7 @@ class Results:
             first.stalls += other.stalls
             first.comparisons += other.comparisons
             first.soak = other.soak or first.soak
+            first.retention = other.retention or first.retention
         return first
 
     @classmethod
@@ -130,4 +135,7 @@ class Results:
         fields["stalls"] = [Stall(**stall) for stall in fields["stalls"]]
         fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
+        if retention := fields.get("retention"):
+            retention["cycles"] = [Cycle(**one) for one in retention["cycles"]]
+            fields["retention"] = Retention(**retention)
         return cls(**fields)

@@ -53,6 +53,7 @@ class Done:
     deleted: int  # rows; in a dry run, those that would be
     pages: int
     seconds: float
+    longest: float  # seconds of a step: somebody may have had to wait that long
     complete: bool  # False if it was interrupted, or another process goes on with it
     archived: str | None  # the file
 
@@ -85,6 +86,7 @@ class Hand:
         self._archive = Archive(directory, settings.consumer, token) if directory is not None and not dry else None
         self._raised = False  # the watermarks
         self._deleted = 0
+        self._longest = 0.0
 
     async def go_round(self, *, resume: bool = False) -> Done | Held:
         """Go through all pages; with `resume`, on from where the last round was given up."""
@@ -105,8 +107,15 @@ class Hand:
         except _MovedBack:
             return Held("an operator has moved offsets back meanwhile")
         archived = await asyncio.to_thread(self._archive.close) if self._archive is not None else None
-        seconds = time.monotonic() - started
-        return Done(found, self._deleted, page - first, seconds, complete=page >= end, archived=archived)
+        return Done(
+            found,
+            self._deleted,
+            page - first,
+            time.monotonic() - started,
+            self._longest,
+            complete=page >= end,
+            archived=archived,
+        )
 
     async def _begin(self, found: Found, *, resume: bool) -> int:
         """Shut out the process before, and bring in order what it has left; return the first page."""
@@ -130,6 +139,7 @@ class Hand:
             began = time.perf_counter()
             self._deleted += await self._step(found, page, until)
             seconds = time.perf_counter() - began
+            self._longest = max(self._longest, seconds)
             page = until
             yield page
             number = next_size(number, seconds)
