@@ -100,6 +100,7 @@ class Retention:
     def share(self) -> float:
         """The rate beside the hand, as a share of that without it: the median over neighbouring stretches."""
         pairs = zip(self.with_hand, self.without_hand, strict=False)
+        pairs = zip(self.with_hand, self.without_hand, strict=False)
         return median(beside / alone for beside, alone in pairs)
 
     @property
@@ -128,6 +129,8 @@ def beside(site: Site, rows: int, records: int, pace: int, show: Show) -> Retent
         found = database.rows(job.database)
         inbox = None if found.inbox is None else found.inbox - (rows - result.deleted)
         result.wrong = check.judge(feed.orders, found.reservations, pairs, found.stock, inbox)
+    if not result.with_hand or not result.without_hand:
+        result.wrong.append("the backlog was done before there was a stretch of both kinds: send more --records")
     if not result.wrong:
         show.say(
             f"{result.share:.3f} × the rate without it, {result.deleted:,} rows deleted in {result.steps:,} steps of at"
