@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from processor.messages.message import Partition
+from processor.postgres import replays
 
 if TYPE_CHECKING:
     from processor.postgres.session import Connection
@@ -70,10 +71,11 @@ RAISE = """
     FROM mine WHERE f.partition_id = mine.partition_id
 """
 
-# A statement of its own: it sees what the one above has waited for.
+# Where something still has to be read from below. A statement of its own: it sees what the one above has waited for.
 BEHIND = """
     SELECT count(*) FROM forgotten f JOIN ledger l ON l.partition_id = f.partition_id
-    WHERE l.consumer = $1 AND l.next_offset < f.below
+    LEFT JOIN unnest($2::integer[], $3::bigint[]) AS n(partition_id, lowest) ON n.partition_id = f.partition_id
+    WHERE l.consumer = $1 AND least(l.next_offset, n.lowest) < f.below
 """
 
 FORGET_ENDS = """
@@ -149,11 +151,12 @@ async def arrived_since(connection: Connection, positions: Mapping[int, int]) ->
 async def raise_watermarks(connection: Connection, consumer: str, before: datetime) -> bool:
     """In the open transaction: note that ids of what was read before this time are forgotten.
 
-    False, and the transaction has to be rolled back, if the ledger stands lower somewhere: an operator has moved it
-    back since this time was found.
+    False, and the transaction has to be rolled back, if something still has to be read from below: since this time was
+    found, an operator has moved the ledger back, or begun a replay.
     """
     await connection.execute(RAISE, consumer, before)
-    behind: int = await connection.fetchval(BEHIND, consumer)
+    needed = await replays.lowest_needed(connection, consumer)
+    behind: int = await connection.fetchval(BEHIND, consumer, list(needed), list(needed.values()))
     return behind == 0
 
 

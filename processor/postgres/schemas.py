@@ -16,6 +16,8 @@ OURS = (
     "ledger",
     "unsent",
     "parked_repeats",
+    "replays",
+    "replay_ranges",
     "log_ends",
     "forgotten",
     "pruning",

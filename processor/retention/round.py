@@ -105,7 +105,7 @@ class Hand:
         except _TakenOver:
             end = page + 1  # whatever is left of the round is another's
         except _MovedBack:
-            return Held("an operator has moved offsets back meanwhile")
+            return Held("an operator has moved offsets back, or begun a replay, just now")
         archived = await asyncio.to_thread(self._archive.close) if self._archive is not None else None
         return Done(
             found,

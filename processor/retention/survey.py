@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from processor.errors import BatchAborted
 from processor.messages.message import Partition
-from processor.postgres import pruning, retention
+from processor.postgres import pruning, replays, retention
 from processor.postgres.pruning import ANY_OFFSET, Expired
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ async def survey(connection: Connection, settings: Settings, cluster: Cluster, *
     assert grain is not None
     at = await retention.now(connection)  # before the brokers are asked: what they do not have yet arrives later
     ledger = await pruning.partitions(connection, settings.consumer)
+    needed = await replays.lowest_needed(connection, settings.consumer)
     try:
         brokers = await asyncio.to_thread(_ask, cluster, settings.topics)
     except BatchAborted as error:
@@ -66,7 +67,8 @@ async def survey(connection: Connection, settings: Settings, cluster: Cluster, *
     if reason := unclear(read, brokers):
         return Held(reason)
     positions = {
-        one.partition_id: position(one.next_offset, brokers.committed[partition]) for partition, one in read.items()
+        one.partition_id: position(one.next_offset, brokers.committed[partition], needed.get(one.partition_id))
+        for partition, one in read.items()
     }
     ends = {one.partition_id: brokers.logs[partition].end for partition, one in read.items()}
     async with connection.transaction(isolation="read_committed"):
@@ -83,13 +85,13 @@ async def survey(connection: Connection, settings: Settings, cluster: Cluster, *
     return Found(bound - span, Expired(floors, bound - span - grain), names)
 
 
-def position(next_offset: int, committed: CommittedOffset | None) -> int:
-    """Return the lowest offset that can still be read without an operator's doing.
+def position(next_offset: int, committed: CommittedOffset | None, needed: int | None) -> int:
+    """Return the lowest offset that is still to be read, by the service or by a replay that has not ended.
 
-    What is committed in Postgres but not in Kafka is not read again. But if an operator has moved the offset back, the
-    ledger follows only when the service starts.
+    If an operator has moved the committed offset back, the ledger follows only when the service starts.
     """
-    return next_offset if committed is None else min(next_offset, committed.offset)
+    wanted = [next_offset, committed.offset if committed is not None else None, needed]
+    return min(offset for offset in wanted if offset is not None)
 
 
 def waiting_since(
