@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from processor.settings.schema import Settings
 
 ROWS = 2_000_000
-RECORDS = 3_000_000
+RECORDS = 4_000_000
 CYCLES = 10
 CYCLE_ROWS = 400_000
-STRETCH_SECONDS = 6.0
+STRETCH_SECONDS = 5.0
 SAMPLE_SECONDS = 0.004
 POLL_SECONDS = 0.05
 STANDSTILL_SECONDS = 90.0
@@ -209,15 +209,13 @@ def _alternate(
     _wait(lambda: visible() > records * WARM_UP, "the first outputs")
     turns = 0
     while True:
-        beside = turns % 2 == 0  # the first pair begins with the hand, the next ends with it
+        beside = (turns % 2 == 0) == (turns // 2 % 2 == 0)  # one pair begins with the hand, the next ends with it
         turns += 1
-        if (turns // 2) % 2:
-            beside = not beside
         began, done = time.monotonic(), visible()
         hand.turn(on=beside)
         time.sleep(STRETCH_SECONDS)
         hand.turn(on=False)
-        now, rate = visible(), 0.0
+        now = visible()
         rate = (now - done) / (time.monotonic() - began)
         show.progress(now, records)
         if now >= records * STEADY_UNTIL:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from processor.settings.schema import Settings
 
 # A step should take this long: others may have to wait for it.
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.015
 # Bounds of the number of pages in a step. Full pages take a few times STEP_SECONDS at most, also when nothing had to go
 # from those before.
-FEWEST_PAGES, MOST_PAGES = 1, 64
+FEWEST_PAGES, MOST_PAGES = 1, 32
 # While the service is behind, this work gets so much less of the time.
 YIELDING = 4
 
