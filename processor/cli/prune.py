@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Annotated, Any
 
 import typer
 
+from processor import failpoints
 from processor.cli.arguments import ConfigFile, DryRun, grouped
 from processor.cli.deployment import load
 from processor.cli.output import Format, Output, counted, print_json, print_line
@@ -41,6 +43,7 @@ def prune(
 
         processor prune shop.toml --pace 100
     """
+    failpoints.arm(os.environ.get("PROCESSOR_FAILPOINTS", ""))
     settings = load(config_file)
     if pace is not None:
         retention = settings.retention.model_copy(update={"pace": pace})

@@ -145,6 +145,25 @@ async def test_one_partition_that_lags_holds_up_all_for_a_duplicate_may_be_in_an
     assert len(await offsets(b)) == 5
 
 
+async def test_what_an_unfinished_replay_needs_stays(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(*range(10)))
+    await b.run_until_done()
+    await age(b, 30)
+    await b.execute(
+        f"""INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions, first_offset, next_offset,
+                                owner)
+            SELECT '{b.consumer}.replay.r', topic, partition, 1, topic_id, 1, 3, 3, 'me' FROM ledger""",
+        f"INSERT INTO replays (consumer, name, plan) VALUES ('{b.consumer}', 'r', '{{}}')",
+        f"""INSERT INTO replay_ranges (partition_id, consumer, name, live_partition_id, first_offset, end_offset)
+            SELECT own.partition_id, '{b.consumer}', 'r', live.partition_id, 3, 8 FROM ledger own, ledger live
+            WHERE own.consumer <> live.consumer AND live.consumer = '{b.consumer}'""",
+    )
+    assert "records wait at offset 3" in await refused(b)
+    await b.execute("UPDATE ledger SET next_offset = 8 WHERE next_offset = 3")
+    assert (await prune(b))["deleted"] == 10
+
+
 async def test_partition_that_was_added_and_nobody_reads_yet_holds_up_all(bench: MakeBench) -> None:
     b = bench(partitions=2)
     b.send(sent(0, 1) + sent(2, partition=1))

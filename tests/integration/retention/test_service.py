@@ -15,17 +15,16 @@ import asyncpg
 import pytest
 
 from processor.postgres import pruning
-from tests.conftest import Deploy, Start
 from tests.integration.conftest import MakeBench
 from tests.integration.retention.conftest import age, offsets, prune
-from tests.support import sql
+from tests.support import command
 from tests.support.bench import Bench, Sent
 from tests.support.logs import events
 
 OLD = """
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, received_at, message_id)
     SELECT gen_random_uuid(), partition_id, 0, n, now() - interval '30 days', 'old ' || n || E' \\u2603'
-    FROM ledger, generate_series(1, $1) n WHERE partition = 0
+    FROM ledger, generate_series(1, 2000) n
 """
 
 
@@ -63,13 +62,13 @@ async def test_command_waits_until_the_service_s_round_is_over(bench: MakeBench)
     service = await asyncpg.connect(b.database)
     try:
         assert await pruning.elect(service, b.consumer)
-        command = asyncio.create_task(prune(b))
+        pruning_too = asyncio.create_task(prune(b))
         asking = "SELECT FROM pg_stat_activity WHERE query = $1 AND pid <> $2"
         while not await b.rows(asking, pruning.ELECT, service.get_server_pid()):
-            assert not command.done()
+            assert not pruning_too.done()
         assert await offsets(b) == [0]
         await pruning.resign(service, b.consumer)
-        assert (await command)["deleted"] == 1
+        assert (await pruning_too)["deleted"] == 1
     finally:
         await service.close()
 
@@ -106,44 +105,43 @@ async def test_another_process_that_begins_shuts_out_the_one_before(bench: MakeB
         await first.close()
 
 
-@pytest.mark.parametrize("point", ["before_forgetting=kill@2", "after_forgetting=kill@2"])
-def test_rows_are_in_the_archive_once_whenever_the_process_dies(
-    point: str, deployment: Deploy, start: Start, tmp_path: Path
+def read(files: list[Path]) -> list[bytes]:
+    """With a standard tool."""
+    return subprocess.run(["zcat", *files], capture_output=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("point", ["before_forgetting", "after_forgetting"])
+async def test_rows_are_in_the_archive_once_whenever_the_process_dies(
+    point: str, bench: MakeBench, tmp_path: Path
 ) -> None:
     archive = tmp_path / "archive"
     archive.mkdir()
-    deployed = deployment(partitions=1, settings={"retention": {"archive": str(archive), "pace": 100}})
-    deployed.feed(duplicates=0).send(20)
-    first = start(deployed)
-    deployed.verifier().assert_exactly_once()
-    first.terminate()
-    assert first.wait() == 0
-    sql.execute(deployed.database, OLD, 2000)
+    b = bench(retention={"archive": str(archive), "pace": 100})
+    b.send([Sent({"what": "w"}, id="m")])
+    await b.run_until_done()
+    await b.execute(OLD)
     old = "SELECT key::text FROM inbox WHERE message_id LIKE 'old %'"
-    keys = {row["key"] for row in sql.fetch(deployed.database, old)}
+    keys = {row["key"] for row in await b.rows(old)}
 
-    doomed = start(deployed, failpoints=point)
-    assert doomed.wait() == -signal.SIGKILL, doomed.tail()
-    left = {row["key"] for row in sql.fetch(deployed.database, old)}
+    killed = {"PROCESSOR_FAILPOINTS": f"{point}=kill@2"}
+    doomed = await asyncio.to_thread(command.processor, Path.cwd(), "prune", str(b.config), environ=killed)
+    assert doomed.returncode == -signal.SIGKILL, doomed
+    left = {row["key"] for row in await b.rows(old)}
     assert 0 < len(left) < len(keys)
-    again = start(deployed)
-    done = again.wait_for("retention_pruned")
+    assert [file.suffix for file in archive.iterdir()] == [".open"]
+    done = await prune(b)
     assert done["deleted"] == len(left)
-    assert sql.fetch(deployed.database, old) == []
-    again.terminate()
-    assert again.wait() == 0
+    assert await b.rows(old) == []
 
     files = sorted(archive.iterdir())
     assert [file.suffix for file in files] == [".gz", ".gz"], files
     assert done["archive"] in [file.name for file in files]
-    read = subprocess.run(["zcat", *files], capture_output=True, check=True).stdout.splitlines()
-    messages = [json.loads(line) for line in read]
+    messages = [json.loads(line) for line in read(files)]
     assert Counter(message["key"] for message in messages) == Counter(keys)
     assert {(message["consumer"], message["topic"], message["partition"]) for message in messages} == {
-        (deployed.consumer, deployed.input_topic, 0)
+        (b.consumer, b.input, 0)
     }
-    counted = sql.fetch(deployed.database, "SELECT file, bytes, messages FROM archived")
+    counted = await b.rows("SELECT file, bytes, messages FROM archived")
     assert {row["file"]: (row["bytes"], row["messages"]) for row in counted} == {
         file.name: (file.stat().st_size, len(gzip.decompress(file.read_bytes()).splitlines())) for file in files
     }
-    deployed.verifier().assert_exactly_once()
