@@ -20,6 +20,7 @@ from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
 from benchmarks import rebalance as rebalances
 from benchmarks import replay as replays
+from benchmarks import retention as retentions
 from benchmarks import show as shows
 from benchmarks import site as sites
 from benchmarks import soak as soaking
@@ -172,6 +173,29 @@ def soak(
 
     def work(site: Site, results: Results, show: Show) -> None:
         results.soak = soaking.soak(site, minutes, per_second, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def retention(
+    rows: Annotated[int, typer.Option(min=1000, help="Expired rows in the inbox.")] = retentions.ROWS,
+    records: Annotated[int, typer.Option(min=1000, help="The backlog beside them.")] = retentions.RECORDS,
+    pace: Annotated[int, typer.Option(min=1, max=100, help="retention.pace; under load a quarter of it.")] = 40,
+    cycles: Annotated[int, typer.Option(min=0, help="Cycles whose sizes are shown.")] = retentions.CYCLES,
+    cycle_rows: Annotated[int, typer.Option(min=1000, help="Rows that come and go in each.")] = retentions.CYCLE_ROWS,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """What retention costs a busy service, how long it makes it wait, and whether the inbox levels off."""
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.retention = retentions.beside(site, rows, records, pace, show)
+        if cycles:
+            retentions.cycles(site, results.retention, cycles, cycle_rows, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

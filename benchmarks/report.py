@@ -15,6 +15,7 @@ from benchmarks import against, stats, verdicts
 from benchmarks.growth import BYTES
 from benchmarks.rebalance import BACKLOG, CALM, JOIN, KILL, LEAVE, RESTART
 from benchmarks.results import Results
+from benchmarks.retention import Retention
 from benchmarks.workload import VALUE_BYTES
 
 WIDTH = 120
@@ -54,6 +55,8 @@ def show(results: Results, *, markdown: bool = False) -> None:
             f" last fifth / second fifth {soak.flatness:.3f}, p99 {soak.p99_ms:.0f} ms",
             highlight=False,
         )
+    if results.retention is not None and results.retention.cycles:
+        show_table(_cycles(results.retention))
     for line in results.wrong:
         console.print(Text(line, "bold red"))
     shares = _shares(results)
@@ -203,6 +206,15 @@ def _rebalances(results: Results) -> Table:
             *("" if value is None else f"{value:,.0f}" for value in values),
             f"{len(results.noise(of))}",
         )
+    return table
+
+
+def _cycles(retention: Retention) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="the inbox after each cycle", title_justify="left")
+    for name in ("cycle", "rows", "table MB", "index MB"):
+        table.add_column(name, justify="right")
+    for one in retention.cycles:
+        table.add_row(f"{one.number}", f"{one.rows:,}", f"{one.heap / 1e6:.1f}", f"{one.index / 1e6:.1f}")
     return table
 
 

@@ -15,6 +15,7 @@ from benchmarks.latency import Latency
 from benchmarks.measure import Run
 from benchmarks.rebalance import Stall
 from benchmarks.replay import Figure
+from benchmarks.retention import Cycle, Retention
 from benchmarks.soak import Soak
 
 # Larger than any number of repetitions.
@@ -44,6 +45,7 @@ class Results:
     comparisons: list[Comparison] = field(default_factory=list)
     replays: list[Figure] = field(default_factory=list)
     soak: Soak | None = None
+    retention: Retention | None = None
 
     @property
     def wrong(self) -> list[str]:
@@ -56,6 +58,8 @@ class Results:
         found += [(figure.name, figure.wrong) for figure in self.replays]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
+        if self.retention is not None:
+            found.append(("retention", self.retention.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
 
     def rates(self, name: str) -> dict[int, float]:
@@ -122,6 +126,7 @@ class Results:
             first.comparisons += other.comparisons
             first.replays += other.replays
             first.soak = other.soak or first.soak
+            first.retention = other.retention or first.retention
         return first
 
     @classmethod
@@ -135,4 +140,7 @@ class Results:
         fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
         fields["replays"] = [Figure(**one) for one in fields["replays"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
+        if retention := fields.get("retention"):
+            retention["cycles"] = [Cycle(**one) for one in retention["cycles"]]
+            fields["retention"] = Retention(**retention)
         return cls(**fields)

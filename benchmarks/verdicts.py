@@ -77,6 +77,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
     yield from _latency(results)
     yield from _growth(results)
     yield from _rebalances(results)
+    yield from _retention(results)
 
 
 def _latency(results: Results) -> Iterator[Verdict]:
@@ -118,6 +119,19 @@ def _rebalances(results: Results) -> Iterator[Verdict]:
                 yield Verdict(f"{who}: {text}", value, AT_MOST, threshold, "ms")
         if not any(stall.wrong for stall in results.stalls if (stall.profile, stall.per_second) == of):
             yield Verdict(f"{who}: noise", len(results.noise(of)), AT_MOST, 0.0, "lines")
+
+
+def _retention(results: Results) -> Iterator[Verdict]:
+    one = results.retention
+    if one is None or one.wrong:
+        return
+    if one.with_hand and one.without_hand:
+        yield Verdict("rate beside retention / without, same run", one.share, AT_LEAST, 0.95)
+        yield Verdict("longest wait of the service for retention", one.longest_wait_ms, AT_MOST, 100.0, "ms")
+        yield Verdict("longest step of retention", one.longest_step_ms, AT_MOST, 100.0, "ms")
+        yield Verdict("expired rows deleted beside the load", one.deleted / one.rows, AT_LEAST, 1.0)
+    if one.cycles:
+        yield Verdict("inbox and its index: last cycle / fourth", one.growth, AT_MOST, 1.1)
 
 
 def _steady(results: Results, name: str) -> dict[int, float]:

@@ -32,8 +32,8 @@ CREATE TABLE pruning (
     owner       text        NOT NULL,            -- only the process that it names may delete
     began_at    timestamptz NOT NULL,            -- of the present round, or of the last one
     page        bigint      NOT NULL DEFAULT 0,  -- of the inbox, where the round goes on
-    deleted     bigint      NOT NULL DEFAULT 0,  -- rows in this round
-    finished_at timestamptz                      -- of the last round; NULL while one is under way
+    finished_at timestamptz,                     -- of the last round; NULL while one is under way
+    deleted     bigint                           -- rows, by the process that finished it
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 -- One row per archive file: what it holds for certain. What a file has beyond that was not deleted from the inbox.

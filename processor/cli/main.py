@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
+from processor.cli.accept_rewind import accept_rewind
 from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
 from processor.cli.migrate import migrate
+from processor.cli.prune import prune
 from processor.cli.replay.app import app as replay_app
 from processor.cli.reset import reset
 from processor.cli.run import run
@@ -45,8 +47,10 @@ app.add_typer(replay_app, name="replay")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)
+app.command(epilog=EPILOG)(prune)
 app.command(epilog=EPILOG)(reset)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)
+app.command("accept-rewind", epilog=EPILOG)(accept_rewind)
 
 
 def _print_version(wanted: bool) -> None:

@@ -46,7 +46,8 @@ class Job:
         return Membership(self.settings, reader)
 
     def claiming(self, key_of: Callable[[str], bytes], owner: str) -> Claiming | Recall:
-        return Claiming(key_of, self.settings.message.on_collision, owner)
+        message = self.settings.message
+        return Claiming(key_of, message.on_collision, owner, self.settings.retention.grain)
 
     def inbox_id(self, _partition: Partition, ledger_id: int) -> int:
         """Return a partition's number in the inbox; `ledger_id` is that of its ledger row."""

@@ -30,6 +30,7 @@ from processor.postgres.inbox import Inbox
 from processor.postgres.ledger import Ledger
 from processor.postgres.session import Session
 from processor.postgres.slots import MAX_SLOTS, Slot
+from processor.retention.member import Retention
 
 if TYPE_CHECKING:
     from processor.engine.job import Job
@@ -57,6 +58,7 @@ class Parts:
     control: Session
     leases: Session  # renews leases, however long others use `control`
     slots: Session  # its connection holds our slot's lock, so nothing else may break it
+    pruning: Session  # its connection holds the lock of the member that is elected, and works beside all others
     judge: Judge
     partitions: Partitions
     transactions: Transactions
@@ -70,19 +72,24 @@ class Parts:
     recoveries: Recoveries
     housekeeping: Housekeeping
     orphans: Orphans
+    retention: Retention
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside the loop as long as it runs."""
         helpers = [self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
-        if self.job.bounded:  # it shares its slots with nobody, and its messages' leases with the live service
+        if self.job.bounded:  # it shares its slot with nobody; leases and retention are the live service's
             return helpers
         helpers.append(self.orphans.watch())
-        return [*helpers, self.attempts.reap()] if self.routes.act else helpers
+        if self.routes.act:
+            helpers.append(self.attempts.reap())
+        if self.settings.retention.span is not None:
+            helpers.append(self.retention.keep_going())
+        return helpers
 
     async def close(self) -> None:
         """Close the connections, after all else: until we have left the group, batches may still be published."""
         await self.producer.close()
-        for session in (self.slots, self.leases, self.control):
+        for session in (self.pruning, self.slots, self.leases, self.control):
             await session.close()
         await self.transactions.close()
 
@@ -98,7 +105,8 @@ def build(
     emit: Emit,
 ) -> Parts:
     settings = job.settings
-    control, leases, slots = (Session(settings, role, retried=True) for role in ("control", "leases", "slot"))
+    roles = ("control", "leases", "slot", "retention")
+    control, leases, slots, pruning = (Session(settings, role, retried=True) for role in roles)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     # A lease outlives its owner, so its name must differ from that of a later process with the same id.
     lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
@@ -145,6 +153,7 @@ def build(
         control=control,
         leases=leases,
         slots=slots,
+        pruning=pruning,
         judge=judge,
         partitions=partitions,
         transactions=transactions,
@@ -158,4 +167,5 @@ def build(
         recoveries=Recoveries(partitions, takeover, pauses, readiness, reader.news.set, emit),
         housekeeping=Housekeeping(partitions, publishing, ledger, control, cluster, pauses),
         orphans=Orphans(settings.kafka, slots, slot, ledger, emit),
+        retention=Retention(settings, pruning, cluster, lambda: reader.has_a_batch, emit),
     )

@@ -194,6 +194,34 @@ class FrozenSessionEnded(Event, level="warning"):
     backend: int
 
 
+# --- retention ---
+
+
+@dataclass(frozen=True)
+class RetentionPruned(Event):
+    """A round through the inbox is over."""
+
+    deleted: int  # rows
+    before: str  # what was last seen before this time went
+    pages: int
+    seconds: float
+    archive: str | None  # the file that has the rows
+
+
+@dataclass(frozen=True)
+class RetentionHeld(Event, level="warning"):
+    """Nothing is forgotten for now, because something may still come; reported once per reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RetentionFailed(Event, level="warning"):
+    """A round was given up, and goes on later."""
+
+    reason: str
+
+
 # --- the process ---
 
 

@@ -7,12 +7,13 @@ lies below, so it bounds what has been forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from processor.messages.message import Partition
+from processor.postgres import replays
 
 if TYPE_CHECKING:
     from processor.postgres.session import Connection
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 WATERMARKS = """
     SELECT l.topic, l.partition, f.below, f.accepted FROM forgotten f
     JOIN ledger l ON l.partition_id = f.partition_id
-    WHERE l.consumer = $1 AND f.below > 0
-    ORDER BY f.partition_id
+    WHERE l.consumer = $1 ORDER BY f.partition_id
 """
 
 # The same, and until the end of the transaction the watermarks stay where they are.
@@ -45,7 +45,7 @@ NOTE_ENDS = """
     ON CONFLICT DO NOTHING
 """
 
-# Since when, at the latest, what lies at or above these positions has been arriving; NULL if nobody knows.
+# A time after which all that lies at or above these positions has arrived; NULL if nobody knows.
 ARRIVED_SINCE = """
     SELECT p.partition_id,
            (SELECT max(e.at) FROM log_ends e WHERE e.partition_id = p.partition_id AND e.log_end <= p.position) AS since
@@ -71,10 +71,11 @@ RAISE = """
     FROM mine WHERE f.partition_id = mine.partition_id
 """
 
-# A statement of its own: it sees what the one above has waited for.
+# Where something still has to be read from below. A statement of its own: it sees what the one above has waited for.
 BEHIND = """
     SELECT count(*) FROM forgotten f JOIN ledger l ON l.partition_id = f.partition_id
-    WHERE l.consumer = $1 AND l.next_offset < f.below
+    LEFT JOIN unnest($2::integer[], $3::bigint[]) AS n(partition_id, lowest) ON n.partition_id = f.partition_id
+    WHERE l.consumer = $1 AND least(l.next_offset, n.lowest) < f.below
 """
 
 FORGET_ENDS = """
@@ -101,7 +102,7 @@ NOTHING_FORGOTTEN = Watermark()
 
 
 async def watermarks(connection: Connection, consumer: str, *, hold: bool = False) -> dict[Partition, Watermark]:
-    """Return the watermarks of a consumer; partitions that are absent have forgotten nothing.
+    """Return the watermarks of a consumer; a partition that is absent has forgotten nothing.
 
     With `hold` they stay where they are until the end of the open transaction: for whoever writes down in it that
     something is still needed.
@@ -135,28 +136,28 @@ async def now(connection: Connection) -> datetime:
     return found
 
 
-async def note_log_ends(connection: Connection, at: datetime, ends: Mapping[int, int]) -> None:
+async def note_log_ends(connection: Connection, consumer: str, at: datetime, ends: Mapping[int, int]) -> None:
     """Keep where the logs ended. `at` is a time before the brokers were asked."""
+    await connection.execute(MAKE_WATERMARKS, consumer)
     await connection.execute(NOTE_ENDS, at, list(ends), list(ends.values()))
 
 
-async def arrived_since(connection: Connection, positions: Mapping[int, int]) -> datetime | None:
-    """Since when, at the latest, all that lies at or above these positions has been arriving; None if unknown."""
+async def arrived_since(connection: Connection, positions: Mapping[int, int]) -> dict[int, datetime | None]:
+    """By partition a time after which all that lies at or above this position has arrived; None if unknown."""
     rows = await connection.fetch(ARRIVED_SINCE, list(positions), list(positions.values()))
-    times: Collection[datetime | None] = [row["since"] for row in rows]
-    known = [time for time in times if time is not None]
-    return min(known) if known and len(known) == len(times) else None
+    return {row["partition_id"]: row["since"] for row in rows}
 
 
 async def raise_watermarks(connection: Connection, consumer: str, before: datetime) -> bool:
     """In the open transaction: note that ids of what was read before this time are forgotten.
 
-    False, and the transaction has to be rolled back, if the ledger stands lower somewhere: an operator has moved it
-    back since this time was found.
+    False, and the transaction has to be rolled back, if something still has to be read from below: since this time was
+    found, an operator has moved the ledger back, or begun a replay.
     """
-    await connection.execute(MAKE_WATERMARKS, consumer)
     await connection.execute(RAISE, consumer, before)
-    return await connection.fetchval(BEHIND, consumer) == 0
+    needed = await replays.lowest_needed(connection, consumer)
+    behind: int = await connection.fetchval(BEHIND, consumer, list(needed), list(needed.values()))
+    return behind == 0
 
 
 async def forget_log_ends(connection: Connection, consumer: str, before: datetime) -> None:

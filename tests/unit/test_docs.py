@@ -95,6 +95,7 @@ PAGES = [
     "docs/configuration.md",
     "docs/handlers.md",
     "docs/failures.md",
+    "docs/retention.md",
     "docs/performance.md",
     "docs/replay.md",
 ]
