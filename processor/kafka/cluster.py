@@ -27,6 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, no
 
 from processor.errors import BatchAborted, SetupError
 from processor.kafka import connections
+from processor.kafka.fixed import outsider
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
 
@@ -57,6 +58,8 @@ def _id(topic: Any) -> str:
 
 class Cluster:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._settings = settings
+        self._group = group
         self._admin = AdminClient(settings.admin_config(), logger=connections.silent)
         # It never joins the group, it only asks about it. The AdminClient could ask too, but librdkafka 2.16
         # crashes in that call while the group's coordinator is moving or loading.
@@ -166,11 +169,14 @@ class Cluster:
     def move(self, offsets: Mapping[Partition, tuple[int, str]]) -> None:
         """Commit these offsets, each with its metadata; the brokers refuse while the group has members."""
         wanted = [TopicPartition(at.topic, at.number, offset, text) for at, (offset, text) in offsets.items()]
+        client = outsider(self._settings, self._group)
         try:
-            done = self._reader.commit(offsets=wanted, asynchronous=False) or []
+            done = client.commit(offsets=wanted, asynchronous=False) or []
             refused = next((one.error for one in done if one.error is not None), None)
         except KafkaException as error:
             refused = error.args[0]
+        finally:
+            client.close()
         if refused is not None:
             raise SetupError(f"the brokers did not take the offsets: {refused.str()}; is the service running again?")
 

@@ -20,14 +20,22 @@ if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
 
 
+def outsider(settings: KafkaSettings, group: str) -> Consumer:
+    """Return a client that never joins the group, and from which the broker takes offsets while there is no member.
+
+    Always of the classic protocol: with the other one a client has a member's name before it has joined.
+    """
+    config = settings.admin_config() | {"group.id": group, "enable.auto.commit": False}
+    return Consumer(config, logger=connections.silent)
+
+
 class FixedAssignment:
     def __init__(
         self, settings: KafkaSettings, group: str, reader: PartitionReader, ends: Mapping[Partition, int]
     ) -> None:
         self._reader = reader
         self._ends = ends
-        # It never joins: the broker takes offsets for a group without members from a client that names no member.
-        self._consumer = Consumer(settings.consumer_config(group), logger=connections.silent)
+        self._consumer = outsider(settings, group)
         self._metadata = self._consumer.consumer_group_metadata()
 
     def start(self, _instance: str | None = None) -> None:

@@ -21,7 +21,7 @@ def show(report: Report, form: Format) -> None:
         (print_json if form is Format.JSON else print_line)(asdict(report))
         return
     typer.echo(f"{report.processed} processed, {report.skipped} skipped, {report.failed} failed; nothing was changed")
-    for reason, number in report.reasons.most_common():
+    for reason, number in sorted(report.reasons.items()):
         typer.echo(f"failed, {reason}: {number}")
     for error in report.errors[:SHOWN]:
         typer.echo(f"  {safe(error['message_id'])} at {error['place']}: {safe(' '.join(error['detail'].split()))}")

@@ -38,7 +38,7 @@ class Difference(StrEnum):
 @dataclass(slots=True)
 class Comparison:
     same: int
-    different: Counter[str]  # outputs, by difference
+    different: dict[str, int]  # outputs, by difference
     messages: list[str]  # ids of the messages whose outputs differ, in the order in which they were read
     samples: list[dict[str, Any]]
 
@@ -102,7 +102,7 @@ class Comparer:
         self._file.close()
         return Comparison(
             len(self._outputs) - len(different),
-            Counter(str(one.difference) for one in different.values()),
+            dict(Counter(str(one.difference) for one in different.values())),
             [message_id for message_id in self._processed.values() if message_id in causes],
             samples,
         )

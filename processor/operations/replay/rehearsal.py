@@ -8,7 +8,6 @@ next number of a sequence, moves on.)
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ class Report:
     processed: int = 0
     skipped: int = 0
     failed: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, int] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     comparison: Comparison | None = None
     interrupted: bool = False
@@ -213,7 +212,7 @@ class Rehearsal:
 
     def _failed(self, record: Record, failure: Failure) -> None:
         self.report.failed += 1
-        self.report.reasons[failure.reason] += 1
+        self.report.reasons[failure.reason] = self.report.reasons.get(failure.reason, 0) + 1
         if len(self.report.errors) < SHOWN:
             self.report.errors.append(
                 {

@@ -109,13 +109,21 @@ async def run(
         if replay.state not in UNFINISHED:
             raise Refused(f"the replay {name} is {replay.state}: make another one")
         await _require_readable(cluster, replay)
-        await replays.move(connection, consumer, name, UNFINISHED, "active", event("started", by))
         watermarks = await retention.watermarks(connection, consumer)
     plan = plan_of(replay)
     pace = Pace(rate or plan.rate)
     job = ReplayJob(settings, plan, pace, {at: one.below for at, one in watermarks.items()})
     engine = Engine(job.settings, routes, job)
     session = Session(settings, "replay", retried=True)
+    try:
+        await engine.parts.slot.lease()  # refused if another process runs it
+        async with session.use() as connection:
+            if not await replays.move(connection, consumer, name, UNFINISHED, "active", event("started", by)):
+                raise Refused(f"the replay {name} has just been ended")
+    except ProcessorError:
+        await session.close()
+        await engine.parts.close()
+        raise
     beside = [
         asyncio.create_task(_watch_state(session, consumer, name, engine)),
         asyncio.create_task(_watch_live(session, cluster, settings, plan, pace)),

@@ -6,10 +6,13 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Deploy, Start
 from tests.support import sql
 from tests.support.deployments import Deployment
 from tests.support.replaying import processor
+from tests.support.waiting import eventually
 
 
 def reset(deployed: Deployment, *arguments: str, code: int = 0) -> str:
@@ -18,14 +21,17 @@ def reset(deployed: Deployment, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_rewind_while_outputs_are_stored_sends_each_of_them_once(
-    deployment: Deploy, start: Start, tmp_path: Path
+    protocol: str, deployment: Deploy, start: Start, tmp_path: Path
 ) -> None:
     """Without the note in the offset's metadata, the next start could not know which of them Kafka has."""
-    deployed = deployment()
+    deployed = deployment(protocol=protocol)
     deployed.feed().send(600)
     service = start(deployed, failpoints="after_kafka_commit=kill@4")
     assert service.wait() == -signal.SIGKILL, service.tail()
+    command = ("reset", str(deployed.config), "--earliest", "--dry-run")
+    eventually(lambda: processor(deployed, *command).returncode == 0, 20, "the group without the dead member")
     before = deployed.verifier().committed()
     assert any(before.values())
 
