@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from processor.errors import Fenced
 from processor.kafka import connections
-from processor.kafka.assignment import Assignment
+from processor.kafka.assignment import NO_ENDS, Assignment
 from processor.kafka.buffer import memory
 from processor.kafka.final import raise_if_final
 from processor.kafka.throttle import Throttle
@@ -194,9 +194,8 @@ class PartitionReader:
 
     # --- for the group thread ---
 
-    def assign(self, partitions: Iterable[Partition], ends: Mapping[Partition, int] | None = None) -> None:
+    def assign(self, partitions: Iterable[Partition], ends: Mapping[Partition, int] = NO_ENDS) -> None:
         """Add partitions that are ours from now on. Recovery finds out where to start reading them."""
-        ends = ends or {}
         with self._changed:
             for partition in partitions:
                 assignment = self._assignments[partition] = Assignment(partition, ends.get(partition))
@@ -364,17 +363,13 @@ class PartitionReader:
                     self.buffered += sum(map(len, spans))
                     self.buffered_bytes += memory(spans)
             for assignment, end in ends.items():
-                last = end if assignment.end is None else min(end, assignment.end)
-                if assignment.fetching and assignment.read < last:
-                    assignment.empty = range(assignment.read, last)
-            touched = {*ends, *(assignment for assignment, _, _ in decoded)}
-            for assignment in touched:
+                if assignment.fetching:
+                    assignment.skip_to(end)
+            for assignment in {*ends, *(assignment for assignment, _, _ in decoded)}:
                 assignment.current = self._is_current(assignment)
-            over = [assignment for assignment in touched if assignment.fetching and assignment.over]
-            for assignment in over:
-                assignment.fetching = False
-        for assignment in over:
-            self._stop_reading(assignment.partition)
+                if assignment.fetching and assignment.over:
+                    assignment.fetching = False
+                    self._to_stop.append(assignment.partition)
         self._wake()
 
     def _is_current(self, assignment: Assignment) -> bool:
