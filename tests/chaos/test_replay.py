@@ -67,11 +67,8 @@ def test_what_a_restored_database_lacks_is_done_again_and_no_output_is_sent_twic
 
 
 # Where a replay dies, in this order, each time at the next one; the last process is left alone.
-KILLS = [
-    (point, 2)
-    for point in failpoints.POINTS
-    if point not in ("after_intent", "after_effect", "after_portion", "after_reposition")
-]
+POINTS = failpoints.POINTS[failpoints.POINTS.index("before_claim") : failpoints.POINTS.index("after_kafka_commit") + 1]
+KILLS = [(point, 2) for point in POINTS]
 
 
 @pytest.mark.parametrize("mode", ["missing", "re-emit", "re-apply"])
