@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from processor.messages import identity
-from processor.postgres import claims, inbox, ledger, parked_keys, pruning
+from processor.postgres import claims, inbox, ledger, parked_keys, pruning, recall, repeats
 
 ROWS = 100_000
 BATCH = 500
@@ -83,11 +83,13 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         (claims.CLAIM, (new, numbers, numbers, numbers)),
         (claims.LOOK_UP, (known, None)),
         (claims.SEEN_AGAIN, (known,)),
+        (recall.DONE, (known,)),
+        (repeats.DONE, (known, numbers)),
         (claims.TAKE_OVER, (known, texts, "me")),
         (inbox.KEEP, (known, *kept)),
         (inbox.KEEP, ([*known[1:], "0" * 32], *kept)),
-        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None)),
-        (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me")),
+        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None, 1)),
+        (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me", 1)),
         (inbox.RENEW, (known[0], "me", timedelta(seconds=1))),
         (inbox.REAP, ([0, 1, 2],)),
         (parked_keys.LOAD, ([0, 1, 2],)),
@@ -109,6 +111,8 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
     for sql, args in (
         (claims.LOOK_UP, (known, None)),
         (claims.SEEN_AGAIN, (known,)),
+        (recall.DONE, (known,)),
+        (repeats.DONE, (known, list(range(BATCH)))),
         (claims.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),
         (parked_keys.LOAD, ([0, 1, 2],)),
