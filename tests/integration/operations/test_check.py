@@ -196,8 +196,8 @@ def test_topics_that_keep_records_for_longer_than_the_inbox_remembers_them_are_n
     assert said(PROCESSOR_RETENTION__DAYS="0") == "✓ retention: completed messages are remembered for ever"
     shorter = said(PROCESSOR_RETENTION__HOURS="12")
     assert shorter.startswith(
-        "– retention: completed messages are remembered for 12 hours, but "
-        f"{deployment.topic} keeps records for 7 days, {deployment.dead_letters} keeps records for 7 days: what is older than that is refused"
+        f"– retention: completed messages are remembered for 12 hours, but {deployment.topic} keeps records for 7 days,"
+        f" {deployment.dead_letters} keeps records for 7 days: what is older than that is refused"
     )
 
 
