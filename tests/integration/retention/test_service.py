@@ -14,7 +14,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+from processor.errors import BatchAborted
+from processor.kafka.cluster import Cluster
 from processor.postgres import pruning
+from processor.retention.round import Hand
+from processor.settings.load import load
 from tests.integration.conftest import MakeBench
 from tests.integration.retention.conftest import age, offsets, prune
 from tests.support import command
@@ -103,6 +107,27 @@ async def test_another_process_that_begins_shuts_out_the_one_before(bench: MakeB
             assert await new.go_on(6, durable=False)
     finally:
         await first.close()
+
+
+async def test_nothing_goes_when_the_archive_cannot_be_written(bench: MakeBench, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    b = bench(retention={"archive": str(archive)})
+    b.send([Sent({"what": "w"}, id="m")])
+    await b.run_until_done()
+    await age(b, 8)
+    connection = await asyncpg.connect(b.database)
+    settings = load(b.config, {})
+    cluster = Cluster(settings.kafka, settings.consumer)
+    try:
+        hand = Hand(settings, connection, cluster)
+        archive.rmdir()
+        with pytest.raises(BatchAborted, match=r"^retention\.archive: .*No such file or directory"):
+            await hand.go_round()
+    finally:
+        cluster.close()
+        await connection.close()
+    assert await offsets(b) == [0]
 
 
 def read(files: list[Path]) -> list[bytes]:
