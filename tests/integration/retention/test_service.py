@@ -51,11 +51,9 @@ async def test_one_of_two_members_goes_round_and_what_comes_meanwhile_is_process
 
 async def _looked(bench: Bench) -> bool:
     """Whether nobody holds the lock of the elected member any more."""
-    held = await bench.rows(
-        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::integer::oid AND objsubid = 2",
-        pruning._lock_class(bench.consumer),
-    )
-    return not held
+    held = """SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+              AND (classid::bigint << 32) | objid::bigint = $1"""
+    return not await bench.rows(held, pruning.lock_key(bench.consumer))
 
 
 async def test_command_waits_until_the_service_s_round_is_over(bench: MakeBench) -> None:
