@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from processor.postgres.session import Connection
 
-# How long a step waits for a row that somebody else has locked; those that wait for the step's own rows wait longer.
+# How long a step waits for a row that somebody else has locked: others may wait for the step's rows meanwhile.
 LOCK_TIMEOUT = "20ms"
 # A position that no offset reaches: of topics that are gone.
 ANY_OFFSET = 2**63 - 1
