@@ -181,7 +181,7 @@ def soak(
 def retention(
     rows: Annotated[int, typer.Option(min=1000, help="Expired rows in the inbox.")] = retentions.ROWS,
     records: Annotated[int, typer.Option(min=1000, help="The backlog beside them.")] = retentions.RECORDS,
-    pace: Annotated[int, typer.Option(min=1, max=100, help="retention.pace; under load a quarter of it.")] = 40,
+    pace: Annotated[int, typer.Option(min=1, max=100, help="retention.pace; under load a quarter of it.")] = 20,
     cycles: Annotated[int, typer.Option(min=0, help="Cycles whose sizes are shown.")] = retentions.CYCLES,
     cycle_rows: Annotated[int, typer.Option(min=1000, help="Rows that come and go in each.")] = retentions.CYCLE_ROWS,
     directory: Directory = DEFAULT_DIRECTORY,

@@ -209,7 +209,7 @@ class RetentionPruned(Event):
 
 
 @dataclass(frozen=True)
-class RetentionHeld(Event, level="warning"):
+class RetentionHeld(Event):
     """Nothing is forgotten for now, because something may still come; reported once per reason."""
 
     reason: str

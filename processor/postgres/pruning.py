@@ -7,7 +7,7 @@ deletes, and our own row in `pruning`.
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from processor.postgres.session import Connection
 
-# How long a step waits for a row that somebody else has locked; those that wait for the step's own rows wait longer.
+# How long a step waits for a row that somebody else has locked: others may wait for the step's rows meanwhile.
 LOCK_TIMEOUT = "20ms"
 # A position that no offset reaches: of topics that are gone.
 ANY_OFFSET = 2**63 - 1
 
-ELECT = "SELECT pg_try_advisory_lock($1, 0)"
-RESIGN = "SELECT pg_advisory_unlock($1, 0)"
+ELECT = "SELECT pg_try_advisory_lock($1)"
+RESIGN = "SELECT pg_advisory_unlock($1)"
 
 STANDING = """
     SELECT page, finished_at IS NULL AS under_way,
@@ -115,12 +115,12 @@ class Expired:
 
 async def elect(connection: Connection, consumer: str) -> bool:
     """Whether nobody else prunes for this consumer, as long as this connection lives or until `resign`."""
-    elected: bool = await connection.fetchval(ELECT, _lock_class(consumer))
+    elected: bool = await connection.fetchval(ELECT, lock_key(consumer))
     return elected
 
 
 async def resign(connection: Connection, consumer: str) -> None:
-    await connection.execute(RESIGN, _lock_class(consumer))
+    await connection.execute(RESIGN, lock_key(consumer))
 
 
 async def standing(connection: Connection, consumer: str) -> Standing | None:
@@ -185,6 +185,6 @@ class Round:
         await self._connection.execute(NOTE_ARCHIVED, file, self._consumer, size, messages)
 
 
-def _lock_class(consumer: str) -> int:
-    """A signed 32-bit key; two consumers with the same key only wait for each other."""
-    return zlib.crc32(f"processor-retention:{consumer}".encode()) - 2**31
+def lock_key(consumer: str) -> int:
+    """A signed 64-bit key; two consumers with the same key only wait for each other."""
+    return int.from_bytes(hashlib.sha256(f"processor-retention:{consumer}".encode()).digest()[:8], "big", signed=True)

@@ -47,7 +47,7 @@ class Retention:
             try:
                 async with self._session.use() as connection:
                     wait = await self._look(connection)
-            except (BatchAborted, ConnectionLost, OSError) as error:
+            except (BatchAborted, ConnectionLost) as error:
                 self._emit(RetentionFailed(str(error)))
                 await self._session.drop()  # and with the connection the lock
                 wait = LONGEST_SECONDS

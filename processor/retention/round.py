@@ -12,11 +12,13 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
 from processor import failpoints
+from processor.errors import BatchAborted
 from processor.postgres import parked_keys, pruning, retention, sqlstates
 from processor.postgres.pruning import Round
 from processor.retention import archive
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from processor.kafka.cluster import Cluster
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
+
+T = TypeVar("T")
 
 # A step should take this long: others may have to wait for it.
 STEP_SECONDS = 0.015
@@ -106,7 +110,7 @@ class Hand:
             end = page + 1  # whatever is left of the round is another's
         except _MovedBack:
             return Held("an operator has moved offsets back, or begun a replay, just now")
-        archived = await asyncio.to_thread(self._archive.close) if self._archive is not None else None
+        archived = await _on_disk(self._archive.close) if self._archive is not None else None
         return Done(
             found,
             self._deleted,
@@ -123,7 +127,7 @@ class Hand:
         await self._round.take()
         if directory is not None:
             counting = await pruning.archived(self._connection, consumer)
-            await asyncio.to_thread(archive.settle, directory, consumer, counting)
+            await _on_disk(partial(archive.settle, directory, consumer, counting))
         await parked_keys.forget_repeats(self._connection, list(found.names))
         standing = await pruning.standing(self._connection, consumer)
         if resume and standing is not None and standing.under_way:
@@ -182,7 +186,7 @@ class Hand:
         if self._archive is None:
             return deleted, 0
         lines = [self._line(found, *row) for row in rows]
-        size = await asyncio.to_thread(self._archive.append, lines)
+        size = await _on_disk(partial(self._archive.append, lines))
         await self._round.note_archived(self._archive.name, size, self._archive.messages + deleted)
         return deleted, size
 
@@ -191,6 +195,14 @@ class Hand:
         name = found.names[partition_id]
         named = {"consumer": self._settings.consumer, "topic": name.topic, "partition": name.number}
         return f"{orjson.dumps(named).decode()[:-1]},{row[1:]}"
+
+
+async def _on_disk(work: Callable[[], T]) -> T:
+    """Work on files, in a thread: a slow disk must not hold up the service."""
+    try:
+        return await asyncio.to_thread(work)
+    except OSError as error:
+        raise BatchAborted(f"retention.archive: {error}") from None
 
 
 def next_size(pages: int, seconds: float) -> int:

@@ -80,7 +80,7 @@ async def survey(connection: Connection, settings: Settings, cluster: Cluster, *
                 await retention.forget_log_ends(connection, settings.consumer, bound - span)
     if not isinstance(bound, datetime):
         (name,) = [partition for partition, one in read.items() if one.partition_id == bound]
-        return Held(f"{name}: records wait at offset {positions[bound]}, and nobody noted when they arrived")
+        return Held(f"{name}: records wait, and nobody noted when they arrived; once they are done, all is known")
     names, floors = _rows_of(ledger, positions)
     return Found(bound - span, Expired(floors, bound - span - grain), names)
 

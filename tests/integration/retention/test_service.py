@@ -14,7 +14,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+from processor.errors import BatchAborted
+from processor.kafka.cluster import Cluster
 from processor.postgres import pruning
+from processor.retention.round import Hand
+from processor.settings.load import load
 from tests.integration.conftest import MakeBench
 from tests.integration.retention.conftest import age, offsets, prune
 from tests.support import command
@@ -47,11 +51,9 @@ async def test_one_of_two_members_goes_round_and_what_comes_meanwhile_is_process
 
 async def _looked(bench: Bench) -> bool:
     """Whether nobody holds the lock of the elected member any more."""
-    held = await bench.rows(
-        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::integer::oid AND objsubid = 2",
-        pruning._lock_class(bench.consumer),
-    )
-    return not held
+    held = """SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+              AND (classid::bigint << 32) | objid::bigint = $1"""
+    return not await bench.rows(held, pruning.lock_key(bench.consumer))
 
 
 async def test_command_waits_until_the_service_s_round_is_over(bench: MakeBench) -> None:
@@ -103,6 +105,27 @@ async def test_another_process_that_begins_shuts_out_the_one_before(bench: MakeB
             assert await new.go_on(6, durable=False)
     finally:
         await first.close()
+
+
+async def test_nothing_goes_when_the_archive_cannot_be_written(bench: MakeBench, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    b = bench(retention={"archive": str(archive)})
+    b.send([Sent({"what": "w"}, id="m")])
+    await b.run_until_done()
+    await age(b, 8)
+    connection = await asyncpg.connect(b.database)
+    settings = load(b.config, {})
+    cluster = Cluster(settings.kafka, settings.consumer)
+    try:
+        hand = Hand(settings, connection, cluster)
+        archive.rmdir()
+        with pytest.raises(BatchAborted, match=r"^retention\.archive: .*No such file or directory"):
+            await hand.go_round()
+    finally:
+        cluster.close()
+        await connection.close()
+    assert await offsets(b) == [0]
 
 
 def read(files: list[Path]) -> list[bytes]:

@@ -9,6 +9,7 @@ from benchmarks.growth import ROWS, Point
 from benchmarks.latency import Latency
 from benchmarks.rebalance import Stall
 from benchmarks.results import Ceiling, Results
+from benchmarks.retention import Cycle, Retention
 from benchmarks.soak import Soak
 from tests.unit.benchmarks.figures import results
 
@@ -89,3 +90,15 @@ def test_rebalances_have_their_verdicts() -> None:
         ("churn at 500 msg/s: noise", True),
     ]
     assert found.wrong == ["WRONG rebalance, classic at 1500 msg/s: no row for o-1"]
+
+
+def test_retention_is_judged_by_neighbouring_stretches_by_its_waits_and_by_sizes() -> None:
+    cycles = [Cycle(number, 10, heap, 100) for number, heap in enumerate((100, 200, 300, 300, 350), 1)]
+    one = Retention(2000, 2000, [90.0, 99.0, 96.0], [100.0, 100.0, 100.0], 40.0, 30.0, 9, cycles)
+    found = {verdict.text: verdict for verdict in verdicts.verdicts(Results(retention=one))}
+    assert found["rate beside retention / without, same run"].value == 0.96
+    assert found["longest wait of the service for retention"].value == 40.0
+    assert found["inbox and its index: last cycle / fourth"].value == 450 / 400
+    assert [verdict.ok for verdict in found.values()] == [True, True, True, True, False]
+    one.wrong = ["lost"]
+    assert list(verdicts.verdicts(Results(retention=one))) == []

@@ -41,7 +41,7 @@ LINES: dict[str, tuple[str | None, list[str]]] = {
     "publication_failed": ("error", ["exc_info"]),
     "recovery_retried": ("warning", ["reason", "tries", "partitions"]),
     "retention_failed": ("warning", ["reason"]),
-    "retention_held": ("warning", ["reason"]),
+    "retention_held": ("info", ["reason"]),
     "retention_pruned": ("info", ["deleted", "before", "pages", "seconds", "archive"]),
     "rollback_failed": ("debug", ["error"]),
     "started": ("info", ["consumer", "topics", "pid"]),
