@@ -77,6 +77,7 @@ class Transaction:
         self._batch = batch
         self._of = transactions
         self.session = transactions.session
+        self._round_trips = transactions.session.round_trips
         self._open = True
 
     async def claim(self) -> Claims | Cut | Wait | Again:
@@ -84,6 +85,7 @@ class Transaction:
         claims = await self._claim()
         if isinstance(claims, Claims):
             failpoints.reach("after_claim")
+            self._round_trips.purpose = "handlers"
         return claims
 
     async def _claim(self) -> Claims | Cut | Wait | Again:
@@ -109,38 +111,48 @@ class Transaction:
 
     async def _begin(self, *, anew: bool = False) -> None:
         gate = self._of.gate
+        self._round_trips.purpose = "begin"
         await gate.wait_for_turn(self._connection, gate.begin_sql(anew=anew))
+        self._round_trips.purpose = "claim"
 
     async def keep(self, undone: Sequence[Record], results: Sequence[tuple[Record, str]]) -> None:
         """Keep failed and parked records as they came, and the results of handlers."""
         failpoints.reach("after_handlers")
+        self._round_trips.purpose = "keep"
         await self._of.inbox.keep(self._connection, undone, park=self._of.parking.parks)
         await self._of.inbox.keep_results(self._connection, results)
 
     async def advance(self, shares: Sequence[Advance], sent: Sequence[Sent]) -> None:
         """Move the ledger to the end of the batch and store its outputs; raise Fenced if another instance owns one."""
         failpoints.reach("before_ledger")
+        self._round_trips.purpose = "ledger"
         ours = await self._of.ledger.advance(self._connection, shares, sent)
         others = [str(share.partition) for share in shares if share.partition not in ours]
         if others:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
         failpoints.reach("after_ledger")
 
-    async def commit(self) -> None:
-        """Commit. If the answer is lost, so is the connection, and recovery reads the outcome from the ledger."""
+    async def commit(self) -> dict[str, int]:
+        """Commit. If the answer is lost, so is the connection, and recovery reads the outcome from the ledger.
+
+        Returns the round trips by their purpose since the commit before, with those of attempts that were rolled back.
+        """
         failpoints.reach("before_postgres_commit")
+        self._round_trips.purpose = "commit"
         self._open = False
         # Postgres answers the COMMIT of a failed transaction with ROLLBACK and without an error.
         if await self._connection.execute("COMMIT") != "COMMIT":
             raise BatchAborted("Postgres rolled the batch back")
         failpoints.reach("after_postgres_commit")
         self._of.gate.committed()
+        return self._round_trips.take()
 
     async def close(self) -> None:
         """Roll back unless it was committed."""
         if not self._open:
             return
         self._open = False
+        self._round_trips.purpose = "other"
         try:
             await self._connection.execute("ROLLBACK")
         except Exception as error:  # the connection is unusable; Postgres rolls back by itself
