@@ -25,27 +25,30 @@ class Direction(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._held: deque[tuple[float, bytes | None]] = deque()  # with the time when they go on; None is the end
         self.source: asyncio.Transport
-        self.other: Direction
+        self.other: Direction | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.source = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._seconds:
-            self._hold(data)
-        else:
-            self.other.source.write(data)
+        self._hold(data)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._hold(None)
 
+    def connect(self, other: Direction) -> None:
+        self.other = other
+        self.pass_on()
+
     def _hold(self, data: bytes | None) -> None:
         self._held.append((self._loop.time() + self._seconds, data))
         if len(self._held) == 1:
-            self._loop.call_at(self._held[0][0], self._pass_on)
+            self._loop.call_at(self._held[0][0], self.pass_on)
 
-    def _pass_on(self) -> None:
+    def pass_on(self) -> None:
+        if self.other is None:
+            return
         now = self._loop.time()
         while self._held and self._held[0][0] <= now:
             _, data = self._held.popleft()
@@ -54,11 +57,11 @@ class Direction(asyncio.Protocol):
             else:
                 self.other.source.write(data)
         if self._held:
-            self._loop.call_at(self._held[0][0], self._pass_on)
+            self._loop.call_at(self._held[0][0], self.pass_on)
 
 
 class Client(Direction):
-    """A client's side; it connects to the server before anything is read."""
+    """A client's side, which is connected to the server first."""
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
         super().__init__(seconds)
@@ -66,21 +69,16 @@ class Client(Direction):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.source.pause_reading()
         self._connecting = self._loop.create_task(self._connect())
 
     async def _connect(self) -> None:
         try:
-            _, self.other = await self._loop.create_connection(lambda: Direction(self._seconds), *self._server)
+            _, server = await self._loop.create_connection(lambda: Direction(self._seconds), *self._server)
         except OSError:
             self.source.abort()
-            return
-        self.other.other = self
-        self.source.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if hasattr(self, "other"):
-            super().connection_lost(error)
+        else:
+            server.connect(self)
+            self.connect(server)
 
 
 async def serve(host: str, port: int, seconds: float) -> None:
