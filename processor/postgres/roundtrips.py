@@ -41,7 +41,8 @@ class RoundTrips:
             setattr(protocol, name, self._counted(getattr(protocol, name), PREPARE))
 
     def take(self) -> dict[str, int]:
-        """Return how many there were since the last call, by their purpose."""
+        """Return how many there were since the last call, by their purpose; a batch is over."""
+        self.purpose = "other"
         counts, self._counts = self._counts, defaultdict(int)
         return dict(counts)
 
