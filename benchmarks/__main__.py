@@ -16,9 +16,12 @@ import typer
 from confluent_kafka import KafkaException
 
 from benchmarks import against as versions
+from benchmarks import distance as distances
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
 from benchmarks import rebalance as rebalances
+from benchmarks import replay as replays
+from benchmarks import retention as retentions
 from benchmarks import show as shows
 from benchmarks import site as sites
 from benchmarks import soak as soaking
@@ -38,6 +41,7 @@ RECORDS = 400_000
 GROWTH_RECORDS = 300_000
 PAIR_RECORDS = 200_000
 QUICK_RECORDS = 30_000
+FAR_RECORDS = 200_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
@@ -176,6 +180,29 @@ def soak(
 
 
 @app.command()
+def retention(
+    rows: Annotated[int, typer.Option(min=1000, help="Expired rows in the inbox.")] = retentions.ROWS,
+    records: Annotated[int, typer.Option(min=1000, help="The backlog beside them.")] = retentions.RECORDS,
+    pace: Annotated[int, typer.Option(min=1, max=100, help="retention.pace; under load a quarter of it.")] = 20,
+    cycles: Annotated[int, typer.Option(min=0, help="Cycles whose sizes are shown.")] = retentions.CYCLES,
+    cycle_rows: Annotated[int, typer.Option(min=1000, help="Rows that come and go in each.")] = retentions.CYCLE_ROWS,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """What retention costs a busy service, how long it makes it wait, and whether the inbox levels off."""
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.retention = retentions.beside(site, rows, records, pace, show)
+        if cycles:
+            retentions.cycles(site, results.retention, cycles, cycle_rows, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
 def rebalance(
     rates: Annotated[list[int] | None, typer.Option("--rate", min=1, help="Messages per second, repeatable.")] = None,
     only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(rebalances.NAMES)}.")] = None,
@@ -196,6 +223,58 @@ def rebalance(
 
     def work(site: Site, results: Results, show: Show) -> None:
         results.stalls += rebalances.take_turns(site, names, rates or list(rebalances.RATES), churn, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def replay(
+    records: Annotated[int, typer.Option(min=1000, help="Records that are done already.")] = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of latency in each turn.")] = SECONDS,
+    repeat: Annotated[int, typer.Option(min=1, help="Turns alone and beside a replay.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(replays.NAMES)}.")] = None,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How fast a replay passes what is done, what it costs the service beside it, and that kills change nothing."""
+    unknown = set(only or ()) - set(replays.NAMES)
+    if unknown:
+        raise typer.BadParameter(f"no {', '.join(sorted(unknown))}", param_hint="--only")
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.replays += replays.take_turns(site, only or list(replays.NAMES), records, seconds, repeat, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=False, plot_to=None)
+
+
+@app.command()
+def distance(
+    delays: Annotated[list[float] | None, typer.Option("--delay", min=0, help="Milliseconds, repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this subject; may be repeated.")] = None,
+    records: Annotated[
+        int, typer.Option(min=1000, help="Records for fast subjects; slow ones get a part.")
+    ] = FAR_RECORDS,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each subject at each place.")] = 2,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """Handler forms when Postgres is 0, 1 and 5 ms away, with keys that repeat, beside the bare loop; 15 minutes.
+
+    Near is without, and each delay with a proxy in between: what the proxy costs shows at 0 ms.
+    """
+    names = [subject.name for subject in distances.SUBJECTS]
+    unknown = set(only or ()) - set(names)
+    if unknown:
+        raise typer.BadParameter(f"no subject {', '.join(sorted(unknown))}: {', '.join(names)}", param_hint="--only")
+    chosen = [subject for subject in distances.SUBJECTS if subject.name in (only or names)]
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.titles |= {subject.name: subject.title for subject in chosen}
+        results.distances += distances.take_turns(site, chosen, delays or distances.DELAYS, records, repeat, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

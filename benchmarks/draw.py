@@ -46,6 +46,7 @@ def main(folder: Path, files: list[Path]) -> None:
         "stalls": [],
         "titles": {},
         "soak": None,
+        "retention": None,
     }
     for file in files:
         results = json.loads(file.read_text())
@@ -53,6 +54,7 @@ def main(folder: Path, files: list[Path]) -> None:
             found[name] += [one for one in results.get(name, []) if not one.get("wrong")]
         found["titles"] |= results["titles"]
         found["soak"] = results["soak"] or found["soak"]
+        found["retention"] = results.get("retention") or found["retention"]
     if found["runs"]:
         throughput(found, folder / "throughput.svg")
         cpu(found, folder / "cpu.svg")
@@ -65,6 +67,8 @@ def main(folder: Path, files: list[Path]) -> None:
         rebalance(rebalances, folder / "rebalance.svg")
     if found["soak"] and not found["soak"]["wrong"]:
         soak(found["soak"], folder / "soak.svg")
+    if found["retention"] and found["retention"]["cycles"]:
+        cycles(found["retention"]["cycles"], folder / "retention.svg")
 
 
 def throughput(results: Results, path: Path) -> None:
@@ -168,6 +172,19 @@ def soak(results: Results, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("minutes")
     axes.set_title(f"resident memory of a worker at {results['per_second']} msg/s, MB")
+    save(figure, path)
+
+
+def cycles(found: list[Results], path: Path) -> None:
+    numbers = [one["number"] for one in found]
+    figure, axes = pyplot.subplots(figsize=(5.5, 2.8), layout="constrained")
+    for what, colour, title in (("heap", OURS, "table"), ("index", LIMIT, "index")):
+        axes.plot(numbers, [one[what] / 1e6 for one in found], "o-", color=colour, label=title)
+    axes.set_xticks(numbers)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("cycles, in each of which as many rows come as go")
+    axes.legend(frameon=False)
+    axes.set_title("size of the inbox, MB")
     save(figure, path)
 
 

@@ -32,6 +32,8 @@ POINTS = (
     "after_kafka_commit",
     "after_portion",
     "after_reposition",
+    "before_forgetting",
+    "after_forgetting",
 )
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

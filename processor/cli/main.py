@@ -10,10 +10,14 @@ from typing import Annotated
 
 import typer
 
+from processor.cli.accept_rewind import accept_rewind
 from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
 from processor.cli.inbox.app import app as inbox_app
 from processor.cli.migrate import migrate
+from processor.cli.prune import prune
+from processor.cli.replay.app import app as replay_app
+from processor.cli.reset import reset
 from processor.cli.run import run
 from processor.cli.status import status
 from processor.cli.topic_recreated import topic_recreated
@@ -43,12 +47,16 @@ app = typer.Typer(
 app.add_typer(stack_app, name="stack")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(inbox_app, name="inbox")
+app.add_typer(replay_app, name="replay")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)
 app.command(epilog=EPILOG)(status)
 app.command(epilog=EPILOG)(trace)
+app.command(epilog=EPILOG)(prune)
+app.command(epilog=EPILOG)(reset)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)
+app.command("accept-rewind", epilog=EPILOG)(accept_rewind)
 
 
 def _print_version(wanted: bool) -> None:

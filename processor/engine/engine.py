@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from processor.engine import parts
+from processor.engine.job import Job
 from processor.engine.loop import Loop
 from processor.errors import ProcessorError, SetupError
 from processor.kafka.cluster import Cluster
-from processor.kafka.membership import Membership
 from processor.kafka.reader import PartitionReader
 from processor.messages.decode import Decoder
 from processor.observe import logs, stalls
@@ -28,17 +28,19 @@ PROGRESS_SECONDS = 10.0
 
 
 class Engine:
-    def __init__(self, settings: Settings, routes: Routes) -> None:
+    def __init__(self, settings: Settings, routes: Routes, job: Job | None = None) -> None:
+        job = Job(settings) if job is None else job
+        self._job = job
         self._settings = settings
         self._counters = Counters()
         self._emit = Events(self._counters, logs.write)
-        self.reader = PartitionReader(settings, Decoder(settings, routes.types))
-        self._cluster = Cluster(settings.kafka, settings.consumer)
+        self.reader = PartitionReader(settings, Decoder(settings, routes.types, job.scope))
+        self._cluster = Cluster(settings.kafka, job.name)
         self.readiness = Readiness(settings.run.ready_file)
         self._stalls = Stalls(settings.failure.timeout_ms / 1000, settings.run.stop_timeout_ms / 1000, self.readiness)
-        self.membership = Membership(settings, self.reader)
+        self.membership = job.membership(self.reader)
         self.parts = parts.build(
-            settings,
+            job,
             routes,
             self.reader,
             self.membership,
@@ -54,7 +56,7 @@ class Engine:
         self._loop.stop()
 
     async def run(self) -> None:
-        """Run until `stop` is called; raise Halt where an operator has to decide."""
+        """Run until `stop` is called or the job is done; raise Halt where an operator has to decide."""
         progress = asyncio.create_task(self._report_progress())
         self._stalls.start()
         with ExitStack() as bound:
@@ -89,13 +91,13 @@ class Engine:
                     "create it"
                 )
         self.reader.start()
-        if self._settings.kafka.static_membership:
+        if self._settings.kafka.static_membership and not self._job.bounded:
             self.membership.start(await self.parts.slot.lease())
         else:
             self.membership.start()
         await self._loop.open()
         self.readiness.clear("starting")
-        self._emit(Started(self._settings.consumer, self._settings.topics, os.getpid()))
+        self._emit(Started(self._job.name, self._settings.topics, os.getpid()))
 
     async def _close(self) -> None:
         self.readiness.close()

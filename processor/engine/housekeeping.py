@@ -59,7 +59,7 @@ class Housekeeping:
 
     def sent(self) -> dict[OwnedPartition, Sent]:
         """Return up to where Kafka is known to have the stored outputs."""
-        return {one: Sent(one.partition_id, one.epoch, one.published) for one in self._unmarked if one.owned}
+        return {one: Sent(one.ledger_id, one.epoch, one.published) for one in self._unmarked if one.owned}
 
     def forgotten(self, sent: Mapping[OwnedPartition, Sent]) -> None:
         """Note that the ledger has forgotten the outputs that were sent."""

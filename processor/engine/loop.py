@@ -30,6 +30,7 @@ from processor.engine.publishing import CommittedBatch
 from processor.engine.recoveries import Trouble
 from processor.errors import BatchAborted, Fenced, Halt
 from processor.handling.errors import HandlerError
+from processor.handling.result import BatchResult
 from processor.handling.run import BatchRun
 from processor.observe.events import (
     AttemptsNotAbandoned,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from processor.engine.partitions import OwnedPartition
     from processor.engine.parts import Parts
     from processor.engine.transaction import Transaction
-    from processor.handling.result import BatchResult
     from processor.messages.batch import Batch
 
 ABANDON_SECONDS = 2.0
@@ -60,6 +60,7 @@ CAREFUL_BATCHES = 64
 class Loop:
     def __init__(self, parts: Parts) -> None:
         self._settings = parts.settings
+        self._job = parts.job
         self._parts = parts
         self._emit = parts.emit
         self._reader = parts.reader
@@ -79,6 +80,7 @@ class Loop:
     def stop(self) -> None:
         """Finish the current batch, then leave."""
         self._stopping = True
+        self._job.stop()
         self._recoveries.stop()
         self._intake.stop()
 
@@ -90,12 +92,12 @@ class Loop:
             self._emit(ProducerNotReady(str(trouble)))
 
     async def run(self) -> None:
-        """Process batches until `stop` is called; raise Halt where an operator has to decide."""
+        """Process batches until `stop` is called, or the job is done; raise Halt where an operator has to decide."""
         helpers = [asyncio.create_task(helper) for helper in self._parts.helpers()]
         for helper in helpers:
             helper.add_done_callback(self._helper_ended)
         try:
-            while not self._stopping:
+            while not (self._stopping or (self._job.bounded and self._partitions.at_their_ends())):
                 used: Sequence[OwnedPartition] = ()
                 try:
                     batch = await self._next_batch()
@@ -123,8 +125,9 @@ class Loop:
 
     async def _next_batch(self) -> Batch | None:
         """Steps 1 and 2: take records from the poll thread. Return None when there are none."""
-        if not self._reader.has_a_batch:
+        if self._job.waits or not self._reader.has_a_batch:
             await self._transactions.rest()
+        await self._job.turn()
         await self._intake.gather()
         await self._look_up()
         batch = self._intake.take()
@@ -152,6 +155,7 @@ class Loop:
         Every record ends with an outcome, or its partition waits and reads it again.
         """
         try:
+            self._job.select(batch)
             if self._parts.routes.act:
                 for record in batch.as_rows():
                     record.alone = record.acts
@@ -234,19 +238,23 @@ class Loop:
             ends = await self._conclusion.conclude(batch, claims, result)  # 5
             if not isinstance(ends, Ends):
                 return ends
+            self._job.adapt(result)
             await transaction.keep(ends.undone, result.results)
             await self._publishing.room()  # 6
             shares, sent = self._shares(batch, result), self._housekeeping.sent()
             await transaction.advance(list(shares.values()), list(sent.values()))  # 7: Fenced if another owns one
-            await transaction.commit(more=self._reader.has_a_batch)  # 8
+            await transaction.count(list(shares), claims, ends, result)
+            round_trips = await transaction.commit(more=self._reader.has_a_batch)  # 8
         self._housekeeping.forgotten(sent)
         self._advanced(batch, shares, result, ends)
         more = self._reader.has_a_batch and not any(owned.leaving for owned in shares)
         self._publishing.add(CommittedBatch(shares, list(result.outgoing.values())), more=more)  # 9
-        self._report(batch, claims, ends, result)
+        self._report(batch, claims, ends, result, round_trips)
         return Committed()
 
     async def _handle(self, transaction: Transaction, batch: Batch, claims: Claims) -> BatchResult:
+        if not claims.mine:
+            return BatchResult()
         silent_below = {owned.partition: owned.silent_below for owned in self._owned(batch)}
         run = BatchRun(
             self._settings,
@@ -261,7 +269,8 @@ class Loop:
             marker=self._crashes.marker(batch),
             stalls=self._parts.stalls,
         )
-        return await run.run()
+        async with transaction.handling():
+            return await run.run()
 
     def _shares(self, batch: Batch, result: BatchResult) -> dict[OwnedPartition, Advance]:
         """Return for each partition how far the batch advances it, and the outputs to store with that."""
@@ -294,7 +303,9 @@ class Loop:
         self._careful = {what: left - 1 for what, left in self._careful.items() if left > 1}
         self._careful |= dict.fromkeys(result.refused, CAREFUL_BATCHES)
 
-    def _report(self, batch: Batch, claims: Claims, ends: Ends, result: BatchResult) -> None:
+    def _report(
+        self, batch: Batch, claims: Claims, ends: Ends, result: BatchResult, round_trips: dict[str, int]
+    ) -> None:
         repeated = sum(claims.skipped.get(prior, 0) for prior in (PriorDelivery.DUPLICATE, PriorDelivery.REDELIVERY))
         self._emit(
             BatchCommitted(
@@ -305,6 +316,7 @@ class Loop:
                 len(ends.parked),
                 len(claims.collisions),
                 sum(map(len, result.outgoing.values())),
+                round_trips,
             )
         )
         for record in ends.failed:

@@ -54,7 +54,8 @@ class OwnedPartition:
     assignment: Assignment
     budget: Budget
     epoch: int = 0
-    partition_id: int = 0  # its number in the inbox
+    ledger_id: int = 0  # the number of its ledger row, and of its stored outputs
+    partition_id: int = 0  # its number in the inbox: the same, except for a replay
     topic_id: str = ""  # of the topic that is read; a recreated topic has another one
     position: int = 0  # the offset after the last record that Postgres has committed
     published: int = 0  # everything below is known to be in Kafka
@@ -99,6 +100,16 @@ class OwnedPartition:
     def leaving(self) -> bool:
         return self.assignment.leaving
 
+    @property
+    def at_its_end(self) -> bool:
+        """Whether nothing more will be done here: all up to its end is, or only an operator can go on."""
+        if self.halted is not None:
+            return True
+        end, empty = self.assignment.end, self.assignment.empty
+        if end is None or not self.recovered or self.recovering:
+            return False
+        return self.position >= end or (self.position in empty and empty.stop >= end)
+
 
 class Partitions:
     def __init__(self, settings: FailureSettings, reader: PartitionReader) -> None:
@@ -119,13 +130,19 @@ class Partitions:
     def owned(self) -> list[OwnedPartition]:
         return self._known(self._reader.owned())
 
+    def at_their_ends(self) -> bool:
+        owned = self.owned()
+        return bool(owned) and all(partition.at_its_end for partition in owned)
+
     def active(self) -> list[OwnedPartition]:
         return [partition for partition in self.owned() if partition.assignment.active]
 
     def begin(self, partition: OwnedPartition, offset: int) -> None:
         """Read a partition from this offset on."""
         partition.position = offset
-        reading = Reading(partition.partition, partition.partition_id, partition.topic_id, partition.epoch)
+        reading = Reading(
+            partition.partition, partition.partition_id, partition.topic_id, partition.epoch, partition.ledger_id
+        )
         self._by_reading[reading] = partition
         self._reader.begin(partition.assignment, reading, offset)
 

@@ -26,16 +26,18 @@ from processor.engine.transaction import Transactions
 from processor.engine.troubles import TroubleNotes
 from processor.kafka.producer import TransactionalProducer
 from processor.messages import identity
-from processor.postgres.claims import Claiming
 from processor.postgres.deadlocks import DeadlockGate
 from processor.postgres.inbox import Inbox
 from processor.postgres.ledger import Ledger
 from processor.postgres.session import Session
-from processor.postgres.slots import Slot
+from processor.postgres.slots import MAX_SLOTS, Slot
+from processor.retention.member import Retention
 
 if TYPE_CHECKING:
+    from processor.engine.job import Job
     from processor.handling.registry import Routes
     from processor.kafka.cluster import Cluster
+    from processor.kafka.fixed import FixedAssignment
     from processor.kafka.membership import Membership
     from processor.kafka.reader import PartitionReader
     from processor.observe.events import Emit
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Parts:
     settings: Settings
+    job: Job
     routes: Routes
     stalls: Stalls
     emit: Emit
@@ -56,6 +59,7 @@ class Parts:
     control: Session
     leases: Session  # renews leases, however long others use `control`
     slots: Session  # its connection holds our slot's lock, so nothing else may break it
+    pruning: Session  # its connection holds the lock of the member that is elected, and works beside all others
     judge: Judge
     partitions: Partitions
     transactions: Transactions
@@ -70,41 +74,51 @@ class Parts:
     housekeeping: Housekeeping
     orphans: Orphans
     troubles: TroubleNotes
+    retention: Retention
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside the loop as long as it runs."""
-        helpers = [self.orphans.watch(), self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
+        helpers = [self.housekeeping.watch_brokers(), self.housekeeping.watch_topics()]
+        if self.job.bounded:  # it shares its slot with nobody; leases and retention are the live service's
+            return helpers
+        helpers.append(self.orphans.watch())
         helpers.append(self.troubles.watch())
-        return [*helpers, self.attempts.reap()] if self.routes.act else helpers
+        if self.routes.act:
+            helpers.append(self.attempts.reap())
+        if self.settings.retention.span is not None:
+            helpers.append(self.retention.keep_going())
+        return helpers
 
     async def close(self) -> None:
         """Close the connections, after all else: until we have left the group, batches may still be published."""
         await self.producer.close()
-        for session in (self.slots, self.leases, self.control):
+        for session in (self.pruning, self.slots, self.leases, self.control):
             await session.close()
         await self.transactions.close()
 
 
 def build(
-    settings: Settings,
+    job: Job,
     routes: Routes,
     reader: PartitionReader,
-    membership: Membership,
+    membership: Membership | FixedAssignment,
     cluster: Cluster,
     readiness: Readiness,
     stalls: Stalls,
     emit: Emit,
 ) -> Parts:
-    control, leases, slots = (Session(settings, role, retried=True) for role in ("control", "leases", "slot"))
+    settings = job.settings
+    roles = ("control", "leases", "slot", "retention")
+    control, leases, slots, pruning = (Session(settings, role, retried=True) for role in roles)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     # A lease outlives its owner, so its name must differ from that of a later process with the same id.
     lease_owner = f"{owner}:{uuid.uuid4().hex[:8]}"
-    key_of = identity.inbox_key(settings.consumer)
+    key_of = identity.inbox_key(job.scope)
     gate = DeadlockGate(settings, control)
-    claiming = Claiming(key_of, settings.message.on_collision, lease_owner)
+    claiming = job.claiming(key_of, lease_owner)
     inbox = Inbox(key_of, lease_owner, settings.effects.lease_ms)
-    ledger = Ledger(settings.consumer, owner)
-    slot = Slot(settings.consumer, slots, ledger)
+    ledger = Ledger(job.name, owner)
+    slot = Slot(job.name, slots, ledger, 1 if job.bounded else MAX_SLOTS)
     producer = TransactionalProducer(settings.kafka, slot.lease, membership.metadata)
     judge = Judge(settings)
     partitions = Partitions(settings.failure, reader)
@@ -112,14 +126,27 @@ def build(
     crashes = CrashTracker(settings, partitions, control, ledger)
     attempts = Attempts(settings, partitions, routes, control, leases, inbox, crashes, parking, stalls, emit)
     pauses = PartitionPauses(settings, partitions, control, inbox, attempts, judge, readiness, emit)
-    transactions = Transactions(settings, claiming, inbox, ledger, gate, parking, partitions, emit)
+    transactions = Transactions(job, claiming, inbox, ledger, gate, parking, partitions, emit)
     publishing = PublishQueue(settings.batch, partitions, producer, reader.news.set, emit)
     reader.when_leaving = publishing.hurry
     takeover = Takeover(
-        settings, partitions, cluster, control, ledger, slot, producer, pauses, crashes, parking, key_of, emit
+        settings,
+        partitions,
+        cluster,
+        control,
+        ledger,
+        slot,
+        producer,
+        pauses,
+        crashes,
+        parking,
+        identity.inbox_key(settings.consumer),  # ids of outputs are the same in whatever scope their cause is processed
+        job.inbox_id,
+        emit,
     )
     return Parts(
         settings=settings,
+        job=job,
         routes=routes,
         stalls=stalls,
         emit=emit,
@@ -129,6 +156,7 @@ def build(
         control=control,
         leases=leases,
         slots=slots,
+        pruning=pruning,
         judge=judge,
         partitions=partitions,
         transactions=transactions,
@@ -143,4 +171,5 @@ def build(
         housekeeping=Housekeeping(partitions, publishing, ledger, control, cluster, pauses),
         orphans=Orphans(settings.kafka, slots, slot, ledger, emit),
         troubles=TroubleNotes(settings.consumer, partitions, control, slot, emit),
+        retention=Retention(settings, pruning, cluster, lambda: reader.has_a_batch, emit),
     )

@@ -15,6 +15,7 @@ from processor.errors import Halt
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
 from processor.postgres.ledger import LedgerRow
+from processor.postgres.retention import NOTHING_FORGOTTEN, Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ def decide(
     start: str,
     on_database_behind: str,
     met: int | None = None,
+    forgotten: Watermark = NOTHING_FORGOTTEN,
 ) -> Step:
     """Decide what to do; raise Halt where continuing could lose or duplicate something.
 
@@ -79,6 +81,8 @@ def decide(
     # there. Outputs that may never have been sent go first: it is better to repeat some, with their old ids, than to
     # lose some.
     _within(partition, "the committed offset", committed.offset, log)
+    if committed.offset < ledger.next_offset:
+        _remembered(partition, committed.offset, ledger.next_offset, forgotten)
     # The offset stays the operator's until the ledger has followed: otherwise a death in between would look like one
     # between the two commits.
     if unsent is not None and committed.sent is not None:
@@ -122,6 +126,17 @@ def same_topic(partition: Partition, known: str, now: str) -> None:
         raise Halt(
             f"{partition}: the topic was deleted and created anew (id {known}, now {now}); its offsets now mean "
             "other records. To read the new topic from its beginning: `processor topic-recreated CONFIG`"
+        )
+
+
+def _remembered(partition: Partition, offset: int, next_offset: int, forgotten: Watermark) -> None:
+    if not forgotten.allows(offset):
+        end = min(forgotten.below, next_offset)
+        raise Halt(
+            f"{partition}: the committed offset was moved back to {offset}, and messages below {forgotten.below} are "
+            f"forgotten (retention): those from {offset} to {end - 1} would be handled again as if they were new. Set "
+            f"the offset to {forgotten.below} or above with kafka-consumer-groups --reset-offsets, or accept that: "
+            "`processor accept-rewind CONFIG`"
         )
 
 

@@ -22,7 +22,9 @@ from processor.kafka.producer import Offset
 from processor.messages import positions, stored
 from processor.messages.outputs import EncodedOutputs
 from processor.observe.events import FrozenSessionEnded, PartitionReady, StoredOutputsSent
+from processor.postgres import retention
 from processor.postgres.ledger import Sent
+from processor.postgres.retention import NOTHING_FORGOTTEN
 from processor.postgres.session import end_frozen
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from processor.messages.positions import CommittedOffset, Log
     from processor.observe.events import Emit
     from processor.postgres.ledger import Ledger, LedgerRow
+    from processor.postgres.retention import Watermark
     from processor.postgres.session import Connection, Session
     from processor.postgres.slots import Slot
     from processor.settings.schema import Settings
@@ -54,6 +57,7 @@ class Progress:
     committed: Mapping[Partition, CommittedOffset | None]
     rows: Mapping[Partition, LedgerRow] = field(default_factory=dict)
     logs: Mapping[Partition, Log] = field(default_factory=dict)
+    forgotten: Mapping[Partition, Watermark] = field(default_factory=dict)
     steps: dict[OwnedPartition, Step] = field(default_factory=dict)
     left: dict[OwnedPartition, str] = field(default_factory=dict)
 
@@ -82,6 +86,7 @@ class Takeover:
         crashes: CrashTracker,
         parking: Parking,
         key_of: Callable[[str], bytes],
+        inbox_id: Callable[[Partition, int], int],
         emit: Emit,
     ) -> None:
         self._settings = settings
@@ -95,6 +100,7 @@ class Takeover:
         self._crashes = crashes
         self._parking = parking
         self._key_of = key_of
+        self._inbox_id = inbox_id
         self._emit = emit
 
     async def recover(self, partitions: Sequence[OwnedPartition], tries: int) -> dict[OwnedPartition, str]:
@@ -151,6 +157,7 @@ class Takeover:
         new_topics = {at.topic for at in progress.logs if at not in progress.rows}
         async with self._session.use() as connection:
             met = await self._ledger.met(connection, new_topics) if new_topics else {}
+            progress.forgotten = await retention.watermarks(connection, self._ledger.consumer)
             for partition in partitions:
                 if partition not in progress.left:
                     self._decide_one(partition, progress, met)
@@ -170,6 +177,7 @@ class Takeover:
                 start=self._settings.kafka.start,
                 on_database_behind=self._settings.kafka.on_database_behind,
                 met=met.get(progress.logs[name].topic_id),
+                forgotten=progress.forgotten.get(name, NOTHING_FORGOTTEN),
             )
         except Halt as halt:
             self._pauses.halt(partition, str(halt).removeprefix(f"{name}: "))
@@ -179,15 +187,14 @@ class Takeover:
         name, step = partition.partition, progress.steps[partition]
         row, at, log = progress.rows.get(name), progress.committed[name], progress.logs[name]
         partition.epoch = row.epoch if row else ((at and at.epoch) or 0) + 1
-        partition_id = row.partition_id if row else None
+        ledger_id = row.partition_id if row else None
         if step.create:
-            partition_id = await self._ledger.create(
-                connection, name, partition.epoch, self._slot.number, log, step.start
-            )
-        if partition_id is None:
+            ledger_id = await self._ledger.create(connection, name, partition.epoch, self._slot.number, log, step.start)
+        if ledger_id is None:
             progress.leave(partition, f"{name}: another instance has made its ledger row first")
             return
-        partition.partition_id, partition.topic_id = partition_id, log.topic_id
+        partition.ledger_id, partition.topic_id = ledger_id, log.topic_id
+        partition.partition_id = self._inbox_id(name, ledger_id)
         if row is not None and not partition.recovered:
             self._crashes.taken_over(partition, row, step.start)
 
@@ -220,16 +227,14 @@ class Takeover:
             return
         async with self._session.use() as connection:
             sent = [
-                Sent(one.partition_id, one.epoch, step.start)
+                Sent(one.ledger_id, one.epoch, step.start)
                 for one, step in progress.steps.items()
                 if progress.stored(one)
             ]
             if sent:
                 await self._ledger.mark_sent(connection, sent)
             for partition in [one for one, step in progress.steps.items() if step.follow and not step.create]:
-                start = progress.steps[partition].start
-                if not await self._ledger.reposition(connection, partition.partition, partition.epoch, start):
-                    progress.leave(partition, f"{partition.partition}: another instance has raised the epoch")
+                await self._reposition(connection, partition, progress)
         followed = {
             one: Offset(one.partition, step.start, positions.metadata(one.epoch))
             for one, step in progress.steps.items()
@@ -238,6 +243,15 @@ class Takeover:
         if followed:
             failpoints.reach("after_reposition")
             await self._producer.publish((), list(followed.values()), still_owned(followed))
+
+    async def _reposition(self, connection: Connection, partition: OwnedPartition, progress: Progress) -> None:
+        """Move the ledger, unless what lies there has been forgotten since this was decided."""
+        name, start = partition.partition, progress.steps[partition].start
+        async with connection.transaction(isolation="read_committed"):
+            if not await retention.may_read_again(connection, partition.ledger_id, start):
+                progress.leave(partition, f"{name}: messages from {start} on have just been forgotten (retention)")
+            elif not await self._ledger.reposition(connection, name, partition.epoch, start):
+                progress.leave(partition, f"{name}: another instance has raised the epoch")
 
     def _begin_reading(self, progress: Progress) -> None:
         for partition, step in progress.steps.items():

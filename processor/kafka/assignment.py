@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from processor.kafka.buffer import Buffer
 from processor.messages.message import Partition
 from processor.messages.record import Reading
+
+# For those that are read for ever.
+NO_ENDS: Mapping[Partition, int] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -14,6 +19,7 @@ class Assignment:
     """Made on assign, closed on revoke or loss, and never used again: anything that refers to a closed one is void."""
 
     partition: Partition
+    end: int | None = None  # no record from here on is read; None: there is no end
     owned: bool = True
     leaving: bool = False  # the group wants it back: no new work may begin on it
     active: bool = False  # is being read, or about to be
@@ -25,3 +31,14 @@ class Assignment:
     current: bool = False  # less than a batch of it is waiting, here and at the broker
     empty: range = range(0)  # offsets known to hold no record for us: transaction markers and aborted records
     astray: str | None = None  # why nothing more can be read: the position is outside of the log
+
+    def skip_to(self, offset: int) -> None:
+        """Note that no record comes between the last that was read and this offset."""
+        last = offset if self.end is None else min(offset, self.end)
+        if self.read < last:
+            self.empty = range(self.read, last)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be read, ever: all up to the end was."""
+        return self.end is not None and max(self.read, self.empty.stop) >= self.end

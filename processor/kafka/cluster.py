@@ -5,7 +5,7 @@ All calls block; the engine makes them off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -24,8 +25,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, no
     OffsetSpec,
 )
 
-from processor.errors import BatchAborted
+from processor.errors import BatchAborted, SetupError
 from processor.kafka import connections
+from processor.kafka.fixed import outsider
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
 
@@ -56,6 +58,8 @@ def _id(topic: Any) -> str:
 
 class Cluster:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._settings = settings
+        self._group = group
         self._admin = AdminClient(settings.admin_config(), logger=connections.silent)
         # It never joins the group, it only asks about it. The AdminClient could ask too, but librdkafka 2.16
         # crashes in that call while the group's coordinator is moving or loading.
@@ -131,6 +135,17 @@ class Cluster:
             logs[at] = Log(_id(topic), starts[at], end, len(topic.partitions))
         return logs, unknown
 
+    def first_at(self, partitions: Sequence[Partition], timestamp_ms: int) -> tuple[dict[Partition, int], Unknown]:
+        """Return the first offset with a record of this time or later; -1 where there is none."""
+        unknown: Unknown = {}
+        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms), unknown), unknown
+
+    def last_stable(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, int], Unknown]:
+        """Return where the records end that no open transaction can change any more."""
+        unknown: Unknown = {}
+        stable = IsolationLevel.READ_COMMITTED
+        return self._offsets(partitions, OffsetSpec.latest(), unknown, isolation_level=stable), unknown  # type: ignore[no-untyped-call]
+
     def committed(self, partitions: Sequence[Partition]) -> tuple[dict[Partition, CommittedOffset | None], Unknown]:
         """Return the group's offsets once no open transaction can change them; raise BatchAborted while one could."""
         try:
@@ -151,13 +166,31 @@ class Cluster:
             )
         return found, unknown
 
+    def move(self, offsets: Mapping[Partition, tuple[int, str]]) -> None:
+        """Commit these offsets, each with its metadata; the brokers refuse while the group has members."""
+        wanted = [TopicPartition(at.topic, at.number, offset, text) for at, (offset, text) in offsets.items()]
+        client = outsider(self._settings, self._group)
+        try:
+            done = client.commit(offsets=wanted, asynchronous=False) or []
+            refused = next((one.error for one in done if one.error is not None), None)
+        except KafkaException as error:
+            refused = error.args[0]
+        finally:
+            client.close()
+        if refused is not None:
+            raise SetupError(f"the brokers did not take the offsets: {refused.str()}; is the service running again?")
+
     def close(self) -> None:
         self._reader.close()
 
-    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec, unknown: Unknown) -> dict[Partition, int]:
+    def _offsets(
+        self, partitions: Iterable[Partition], spec: OffsetSpec, unknown: Unknown, **how: Any
+    ) -> dict[Partition, int]:
         asked = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
         found = {}
-        for at, future in self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS).items() if asked else ():
+        for at, future in (
+            self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS, **how).items() if asked else ()
+        ):
             partition = Partition(at.topic, at.partition)
             try:
                 found[partition] = future.result().offset

@@ -28,6 +28,8 @@ SECOND_CHANCE_SECONDS = 2.0
 COORDINATOR_MOVES = frozenset({"NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"})
 HOPELESS = frozenset({"_AUTHENTICATION", "_SSL"})
 
+RETENTION, CLEANUP = "retention.ms", "cleanup.policy"
+
 # With the consumer protocol the brokers decide these for the members of a group.
 HEARTBEAT, SESSION = "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms"
 
@@ -120,6 +122,16 @@ class Inspection:
             (future,) = asked.values()
             found = self._answer(future) or {}
             return int(found[HEARTBEAT].value), int(found[SESSION].value)
+        except (KafkaException, KeyError):
+            return None
+
+    def kept_ms(self, topic: str) -> int | None:
+        """Return for how long a topic keeps its records, -1 for ever; None if not reported."""
+        asked = self._admin.describe_configs([ConfigResource(Resource.TOPIC, topic)], request_timeout=DEADLINE_SECONDS)
+        try:
+            (future,) = asked.values()
+            found = self._answer(future) or {}
+            return int(found[RETENTION].value) if "delete" in found[CLEANUP].value else -1
         except (KafkaException, KeyError):
             return None
 

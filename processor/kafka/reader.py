@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from processor.errors import Fenced
 from processor.kafka import connections
-from processor.kafka.assignment import Assignment
+from processor.kafka.assignment import NO_ENDS, Assignment
 from processor.kafka.buffer import memory
 from processor.kafka.final import raise_if_final
 from processor.kafka.throttle import Throttle
@@ -141,7 +141,8 @@ class PartitionReader:
             assignment.active, assignment.reading = True, reading
             assignment.read, assignment.empty, assignment.astray = offset, range(0), None
             assignment.current = False
-            self._to_begin[assignment] = reading, offset
+            if assignment.end is None or offset < assignment.end:
+                self._to_begin[assignment] = reading, offset
             self._changed.notify_all()
 
     def take_astray(self) -> dict[Assignment, str]:
@@ -193,11 +194,11 @@ class PartitionReader:
 
     # --- for the group thread ---
 
-    def assign(self, partitions: Iterable[Partition]) -> None:
+    def assign(self, partitions: Iterable[Partition], ends: Mapping[Partition, int] = NO_ENDS) -> None:
         """Add partitions that are ours from now on. Recovery finds out where to start reading them."""
         with self._changed:
             for partition in partitions:
-                assignment = self._assignments[partition] = Assignment(partition)
+                assignment = self._assignments[partition] = Assignment(partition, ends.get(partition))
                 self._assigned.append(assignment)
                 self._to_meet.add(partition.topic)
             self.outside = False
@@ -350,19 +351,25 @@ class PartitionReader:
         for partition, raws in self._by_partition(good).items():
             assignment = self._assignments.get(partition)
             if assignment is not None and assignment.fetching and (reading := assignment.reading) is not None:
+                if assignment.end is not None and raws[-1].offset() >= assignment.end:
+                    ends[assignment] = assignment.end
+                    raws = [raw for raw in raws if raw.offset() < assignment.end]
                 decoded.append((assignment, reading, self._decoder.decode_all(raws, reading)))
         with self._changed:
             for assignment, reading, spans in decoded:
-                if assignment.reading is reading:
+                if spans and assignment.reading is reading:
                     assignment.buffer.extend(spans)
                     assignment.read = spans[-1].end
                     self.buffered += sum(map(len, spans))
                     self.buffered_bytes += memory(spans)
             for assignment, end in ends.items():
-                if assignment.fetching and assignment.read < end:
-                    assignment.empty = range(assignment.read, end)
+                if assignment.fetching:
+                    assignment.skip_to(end)
             for assignment in {*ends, *(assignment for assignment, _, _ in decoded)}:
                 assignment.current = self._is_current(assignment)
+                if assignment.fetching and assignment.over:
+                    assignment.fetching = False
+                    self._to_stop.append(assignment.partition)
         self._wake()
 
     def _is_current(self, assignment: Assignment) -> bool:

@@ -45,7 +45,8 @@ PIECES = (100, 20)
 
 
 class Decoder:
-    def __init__(self, settings: Settings, types: MessageTypes) -> None:
+    def __init__(self, settings: Settings, types: MessageTypes, scope: str | None = None) -> None:
+        scope = settings.consumer if scope is None else scope  # of the keys in the inbox
         message = settings.message
         self._type_chain = identity.compile_chain(message.type)
         self._id_chain = identity.compile_chain(message.id)
@@ -53,8 +54,8 @@ class Decoder:
         self._id_names = ", ".join(message.id)
         self._consumer = settings.consumer
         self._scope = identity.scope(message)
-        self._key = identity.inbox_key(settings.consumer)
-        self._keys = identity.inbox_keys(settings.consumer)
+        self._key = identity.inbox_key(scope)
+        self._keys = identity.inbox_keys(scope)
         self._max_bytes = message.max_bytes
         self._types = types
 
@@ -166,8 +167,8 @@ class Decoder:
             type_ = type_.replace("\0", "\\0")[:MAX_ID_CHARS]
         redriven = REDRIVE in map(_name, incoming.headers)
         id_, id_failure = self._redriven(incoming) if redriven else self._identified(incoming, type_)
-        foreign = redriven and id_failure is None and not id_
-        if foreign:
+        not_ours = redriven and id_failure is None and not id_
+        if not_ours:
             id_, failure = _place(incoming), None
         elif failure is None:
             message_type = self._types.find(type_)
@@ -199,11 +200,12 @@ class Decoder:
             checksum_of(value),
             size_of(key, value, incoming.headers),
             message_type,
-            not foreign and (message_type is None or message_type.in_inbox or redriven),  # a redriven message has a row
-            None if foreign else failure or incoming.defect or id_failure,
+            not not_ours
+            and (message_type is None or message_type.in_inbox or redriven),  # a redriven message has a row
+            None if not_ours else failure or incoming.defect or id_failure,
             reading,
             redriven=redriven,
-            foreign=foreign,
+            not_ours=not_ours,
         )
 
     def _identified(self, incoming: Incoming, type_: str | None) -> tuple[str, Failure | None]:

@@ -25,6 +25,7 @@ class Reading:
     partition_id: int  # the partition's number in the inbox
     topic_id: str  # differs from that of an earlier topic of the same name
     epoch: int  # of the owner
+    ledger_id: int  # the number of the ledger row that proves who owns it; for the live service the same
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +43,7 @@ class Record:
     reading: Reading
     collided: bool = False
     redriven: bool = False  # an operator sent it again
-    foreign: bool = False  # an operator sent it again for another consumer of the topic: we skip it
+    not_ours: bool = False  # is sent again for another consumer of the topic, or a replay leaves it out: skipped
     parked: bool = False  # has to wait behind a failed message of its key
     elsewhere: bool = False  # its row belongs to another partition, where the message was first seen
     alone: bool = False  # it failed before or killed a process: it runs in a transaction of its own, its start recorded

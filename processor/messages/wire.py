@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def dump_headers(headers: Headers) -> str:
     """Write headers as text where they are UTF-8, as base64 where they are not: every byte can be restored."""
-    return orjson.dumps([[name, _dump_value(value)] for name, value in headers]).decode()
+    return orjson.dumps([[name, dump_value(value)] for name, value in headers]).decode()
 
 
 def load_headers(text: str | None) -> list[tuple[str, bytes | None]]:
@@ -39,7 +39,8 @@ def load_error(text: str | None) -> dict[str, Any] | None:
     return found
 
 
-def _dump_value(value: bytes | None) -> str | dict[str, str] | None:
+def dump_value(value: bytes | None) -> str | dict[str, str] | None:
+    """Write bytes as text if they are UTF-8, else as base64."""
     if value is None:
         return None
     try:

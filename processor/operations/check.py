@@ -11,6 +11,7 @@ import asyncio
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from processor.errors import ConfigError, ProcessorError, SetupError
@@ -82,6 +83,9 @@ def broker(settings: Settings) -> list[Finding]:
     dead_letters = dict.fromkeys(filter(None, map(settings.dead_letter_topic, settings.topics)))
     findings += [_dead_letter_topic(settings, inspection, topic, known) for topic in dead_letters]
     findings += _output_topics(settings, inspection, known)
+    findings.append(
+        _retention(settings, inspection, [name for name in (*settings.topics, *dead_letters) if name in known])
+    )
     findings.append(_group(settings, inspection))
     if settings.kafka.group_protocol == "consumer":
         findings.append(_timing(settings, inspection))
@@ -244,6 +248,32 @@ def _permitted(
         return Finding("server", name, False, f"{where}: {topic}: this user may not {operation} it; add the ACL")
     use = "read" if operation == "READ" else "written"
     return Finding("server", name, True, f"{access.number} partition(s), may be {use}")
+
+
+def _retention(settings: Settings, inspection: Inspection, topics: list[str]) -> Finding:
+    """What a topic still has can come again: by a rewind, a replay, or by hand out of the dead letters."""
+    span = settings.retention.span
+    if span is None:
+        return Finding("server", "retention", True, "completed messages are remembered for ever")
+    remembered = f"completed messages are remembered for {_days(span / timedelta(milliseconds=1))}"
+    kept = {topic: inspection.kept_ms(topic) for topic in topics}
+    longer = [
+        f"{topic} keeps records {'for ever' if ms < 0 else f'for {_days(ms)}'}"
+        for topic, ms in kept.items()
+        if ms is not None and (ms < 0 or timedelta(milliseconds=ms) > span)
+    ]
+    if not longer:
+        return Finding("server", "retention", True, remembered)
+    text = (
+        f"{remembered}, but {', '.join(longer)}: what is older than that is refused when offsets are moved back to it, "
+        "and would be handled again if it were sent again; retention.days may be longer"
+    )
+    return Finding("server", "retention", None, text)
+
+
+def _days(milliseconds: float) -> str:
+    hours = milliseconds / 3_600_000
+    return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
 
 
 def _group(settings: Settings, inspection: Inspection) -> Finding:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from itertools import repeat
 from struct import Struct
@@ -48,7 +49,7 @@ COPIED = ("key", "partition_id", "offset", "payload_hash")
 _copied = Struct("!h i16s ii iq ii").pack
 _COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
-# For fewer records the second round trip of a COPY costs more than it saves.
+# For fewer records a COPY costs more than it saves.
 COPY_FROM = 100
 # After a key that existed, this many batches without one must pass before the next COPY.
 CLEAN_BATCHES = 16
@@ -58,8 +59,19 @@ LOOK_UP = """
     SELECT key, partition_id, "offset", payload_hash, status::text, attempts, coalesce(unfinished, 0) AS unfinished,
            first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
            extract(epoch FROM lease_until - now())::float8 AS lease_seconds,
-           CASE WHEN status <> 'completed' THEN history::text END AS history
+           CASE WHEN status <> 'completed' THEN history::text END AS history,
+           status = 'completed' AND greatest(received_at, finished_at, seen_again_at) < now() - $2::interval AS long_ago
     FROM inbox WHERE key = ANY ($1::uuid[])
+"""
+
+# Retention forgets a message a while after it was last seen. Only a repetition after a long time is noted: for others
+# the time of the row is near enough. ANY in the update makes the planner use the index whatever the table's size.
+SEEN_AGAIN = """
+    WITH seen AS (
+        SELECT key FROM inbox WHERE key = ANY ($1::uuid[]) AND status = 'completed' ORDER BY key FOR NO KEY UPDATE
+    )
+    UPDATE inbox SET seen_again_at = clock_timestamp() FROM seen
+    WHERE inbox.key = seen.key AND inbox.key = ANY ($1::uuid[]) RETURNING inbox.key
 """
 
 TAKE_OVER = """
@@ -89,6 +101,7 @@ class PriorDelivery(Enum):
     PARKED = "parked"  # waits behind a failed message of its key
     DISCARDED = "discarded"  # by an operator
     BUSY = "busy"  # another process is handling it
+    NOT_OURS = "not ours"  # it is for another consumer, or a replay leaves it out
 
 
 @dataclass(slots=True)
@@ -121,10 +134,14 @@ class BusyElsewhere:
 
 
 class Claiming:
-    def __init__(self, key_of: Callable[[str], bytes], on_collision: str, owner: str) -> None:
+    def __init__(
+        self, key_of: Callable[[str], bytes], on_collision: str, owner: str, grain: timedelta | None = None
+    ) -> None:
+        """A completed message that comes again `grain` after it was last seen is noted; if None, none is."""
         self._key_of = key_of
         self._on_collision = on_collision
         self._owner = owner
+        self._grain = grain
         self._clean_batches = CLEAN_BATCHES  # in a row without a known key; a new consumer has nothing to repeat
 
     async def claim(self, connection: Connection[Row], batch: Batch) -> Claims | CutBefore | BusyElsewhere | None:
@@ -142,8 +159,8 @@ class Claiming:
         colliding: list[int] = []
         by_key: dict[bytes, int] = {}
         for index, record in enumerate(records):
-            if record.foreign:
-                claims.skip(PriorDelivery.DUPLICATE)
+            if record.not_ours:
+                claims.skip(PriorDelivery.NOT_OURS)
                 continue
             if not record.in_inbox:
                 claims.mine.append(index)
@@ -223,11 +240,14 @@ class Claiming:
         colliding: list[int] = []
         to_take: dict[bytes, int] = {}
         waiting: list[Record] = []
-        found = {row["key"].bytes: row for row in await connection.fetch(LOOK_UP, uuids(lost))}
+        again: dict[bytes, int] = {}
+        found = {row["key"].bytes: row for row in await connection.fetch(LOOK_UP, uuids(lost), self._grain)}
         for key, index in lost.items():
             record, row = records[index], found.get(key)
             verdict = PriorDelivery.BUSY if row is None else self._judge(record, row)
             record.elsewhere = row is not None and row["partition_id"] != record.reading.partition_id
+            if row is not None and row["long_ago"] and verdict is not PriorDelivery.REDELIVERY:
+                again[key] = index
             match verdict:
                 case PriorDelivery.UNFINISHED:
                     assert row is not None
@@ -249,6 +269,11 @@ class Claiming:
             # It failed before, or killed the process that tried it: now it runs alone, and its start is recorded.
             records[unknown].alone = True
             return CutBefore(unknown)
+        if again:
+            noted = {row["key"].bytes for row in await connection.fetch(SEEN_AGAIN, uuids(again))}
+            for key, index in again.items():
+                if key not in noted:  # just forgotten: at the next try it is new
+                    return BusyElsewhere(records[index])
         if to_take:
             rows = await connection.fetch(
                 TAKE_OVER,

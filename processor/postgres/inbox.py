@@ -55,10 +55,10 @@ KEEP = """
 # runs in a transaction of its own. It does nothing for a process that no longer owns the partition, nor for another
 # payload than the row's: that would take over the row of the message that had the id first.
 START = """
-    WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE)
+    WITH owner AS (SELECT FROM ledger WHERE partition_id = $12 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id, type,
                        record_key, lease_owner, lease_until)
-    SELECT $1, owner.partition_id, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
+    SELECT $1, $2, $3, $4, $6::inbox_status, 0, 1, $7, $8, $9, $10, now() + $11::interval FROM owner
     ON CONFLICT (key) DO UPDATE
     SET status = excluded.status, lease_owner = excluded.lease_owner, lease_until = excluded.lease_until,
         -- a process that begins it again is alive, so it cannot have died at it: only others can
@@ -74,13 +74,13 @@ START = """
 
 # The history says of each attempt how it failed. It stops growing at HISTORY events, as `retry.attempts` has no limit.
 NOTE = f"""
-    WITH owner AS (SELECT partition_id FROM ledger WHERE partition_id = $2 AND epoch = $5 FOR SHARE),
+    WITH owner AS (SELECT FROM ledger WHERE partition_id = $18 AND epoch = $5 FOR SHARE),
          event AS (SELECT jsonb_build_array(jsonb_strip_nulls(
              jsonb_build_object('at', clock_timestamp(), 'event', 'retried', 'class', $14::text, 'reason', $15::text,
                                 'exception', $16::text, 'sqlstate', $17::text))) AS events)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
                        payload, headers, timestamp_ms, first_failed_at, history)
-    SELECT $1, owner.partition_id, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp(), event.events
+    SELECT $1, $2, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp(), event.events
     FROM owner, event
     ON CONFLICT (key) DO UPDATE
     SET status = 'pending', unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
@@ -191,6 +191,7 @@ class Inbox:
             record.message.key,
             self._owner,
             self._lease if leased else None,
+            record.reading.ledger_id,
         )
         if row is None:
             return False
@@ -228,6 +229,7 @@ class Inbox:
             failure.reason,
             failure.exception,
             failure.sqlstate,
+            record.reading.ledger_id,
         )
         if row is None:
             raise Fenced(f"{record.coordinates}: another instance has the partition, or has done the message")

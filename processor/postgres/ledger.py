@@ -160,16 +160,16 @@ class Sent(NamedTuple):
 
 class Ledger:
     def __init__(self, consumer: str, owner: str) -> None:
-        self._consumer = consumer
+        self.consumer = consumer
         self._owner = owner
 
     async def slots(self, connection: Connection[Row]) -> set[int]:
         """Return the slots of owners, including dead ones."""
-        return {row["slot"] for row in await connection.fetch(SLOTS, self._consumer)}
+        return {row["slot"] for row in await connection.fetch(SLOTS, self.consumer)}
 
     async def forget_slot(self, connection: Connection[Row], slot: int) -> None:
         """Forget a dead owner's slot: its transaction was ended."""
-        await connection.execute(FORGET_SLOT, self._consumer, slot)
+        await connection.execute(FORGET_SLOT, self.consumer, slot)
 
     async def raise_epochs(
         self,
@@ -185,7 +185,7 @@ class Ledger:
         """
         rows = await connection.fetch(
             RAISE_EPOCH,
-            self._consumer,
+            self.consumer,
             [partition.topic for partition in at_least],
             [partition.number for partition in at_least],
             list(at_least.values()),
@@ -214,7 +214,7 @@ class Ledger:
 
     async def met(self, connection: Connection[Row], topics: Collection[str]) -> dict[str, int]:
         """Return by topic id how many partitions these topics had when this consumer first read them."""
-        return {row["topic_id"]: row["partitions"] for row in await connection.fetch(MET, self._consumer, list(topics))}
+        return {row["topic_id"]: row["partitions"] for row in await connection.fetch(MET, self.consumer, list(topics))}
 
     async def create(
         self, connection: Connection[Row], partition: Partition, epoch: int, slot: int, log: Log, start: int
@@ -222,7 +222,7 @@ class Ledger:
         """Make the first row of a partition; return its partition_id, or None if another owner has made it already."""
         partition_id: int | None = await connection.fetchval(
             CREATE,
-            self._consumer,
+            self.consumer,
             partition.topic,
             partition.number,
             epoch,
@@ -241,7 +241,7 @@ class Ledger:
         begun = list(begun)
         await connection.execute(
             BEGIN_WORK,
-            self._consumer,
+            self.consumer,
             [partition.topic for partition, _ in begun],
             [partition.number for partition, _ in begun],
             [epoch for _, epoch in begun],
@@ -253,7 +253,7 @@ class Ledger:
     ) -> None:
         """Mark the records that are being handled; None if none is."""
         first, end = (offsets.start, offsets.stop) if offsets else (None, None)
-        await connection.execute(MARK_IN_PROGRESS, self._consumer, partition.topic, partition.number, epoch, first, end)
+        await connection.execute(MARK_IN_PROGRESS, self.consumer, partition.topic, partition.number, epoch, first, end)
 
     async def advance(
         self, connection: Connection[Row], batch: Sequence[Advance], sent: Sequence[Sent]
@@ -265,7 +265,7 @@ class Ledger:
         rows = await connection.fetch(
             ADVANCE,
             *_columns(sent),
-            self._consumer,
+            self.consumer,
             [share.partition.topic for share in batch],
             [share.partition.number for share in batch],
             [share.epoch for share in batch],
@@ -278,7 +278,7 @@ class Ledger:
         return {Partition(row["topic"], row["partition"]) for row in rows}
 
     async def reposition(self, connection: Connection[Row], partition: Partition, epoch: int, offset: int) -> bool:
-        found = await connection.fetchval(REPOSITION, self._consumer, partition.topic, partition.number, epoch, offset)
+        found = await connection.fetchval(REPOSITION, self.consumer, partition.topic, partition.number, epoch, offset)
         return found is not None
 
     async def mark_sent(self, connection: Connection[Row], sent: Sequence[Sent]) -> None:

@@ -29,7 +29,8 @@ LOAD = """
     UNION SELECT partition_id, parked_key FROM parked_repeats WHERE partition_id = ANY ($1::integer[])
 """
 
-# Repeats of messages that are done have no effect any more; the next owner of the partition deletes them here.
+# Repeats of messages that are done have no effect any more; the next owner of the partition deletes them here, and
+# so does each round of retention.
 FORGET_REPEATS = """
     DELETE FROM parked_repeats r WHERE partition_id = ANY ($1::integer[])
     AND NOT EXISTS (SELECT FROM inbox i WHERE i.key = r.key AND i.parked_key IS NOT NULL)
@@ -78,10 +79,15 @@ def digest(key: bytes) -> bytes:
 async def load(connection: Connection[Row], partition_ids: Sequence[int]) -> dict[int, set[bytes]]:
     """Return the digests of the parked keys of each partition."""
     found: dict[int, set[bytes]] = {partition_id: set() for partition_id in partition_ids}
-    await connection.execute(FORGET_REPEATS, list(partition_ids))
+    await forget_repeats(connection, partition_ids)
     for row in await connection.fetch(LOAD, list(partition_ids)):
         found[row["partition_id"]].add(row["parked_key"])
     return found
+
+
+async def forget_repeats(connection: Connection[Row], partition_ids: Sequence[int]) -> None:
+    """Delete the places of messages that are done."""
+    await connection.execute(FORGET_REPEATS, list(partition_ids))
 
 
 async def sort_out(
@@ -112,7 +118,7 @@ async def sort_out(
         if place not in waiting:
             parked[partition].discard(place[1])
     for record in records:
-        if record.message.key is None or record.foreign:
+        if record.message.key is None or record.not_ours:
             continue
         place = (record.reading.partition_id, digests[record.message.key])
         queue = waiting.get(place)

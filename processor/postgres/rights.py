@@ -17,6 +17,12 @@ NEEDED = {
     "ledger": ("SELECT", "INSERT", "UPDATE"),
     "unsent": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "parked_repeats": ("SELECT", "INSERT", "DELETE"),
+    "replays": ("SELECT", "INSERT", "UPDATE"),
+    "replay_ranges": ("SELECT", "INSERT", "UPDATE"),
+    "log_ends": ("SELECT", "INSERT", "DELETE"),
+    "forgotten": ("SELECT", "INSERT", "UPDATE"),
+    "pruning": ("SELECT", "INSERT", "UPDATE"),
+    "archived": ("SELECT", "INSERT", "UPDATE"),
     "partition_trouble": ("SELECT", "INSERT", "UPDATE", "DELETE"),
 }
 

@@ -40,8 +40,9 @@ class Slot:
     lives.
     """
 
-    def __init__(self, consumer: str, session: Session, ledger: Ledger) -> None:
+    def __init__(self, consumer: str, session: Session, ledger: Ledger, most: int = MAX_SLOTS) -> None:
         self._consumer = consumer
+        self._most = most
         self._session = session
         self._ledger = ledger
         self._leases = lease_class(consumer)
@@ -75,10 +76,12 @@ class Slot:
         # A slot that the ledger names may belong to a process that lost its connection as we did and is about to lease
         # it again: taking it would fence that process, which would then fence the next.
         spared = set() if self._held is None else await self._ledger.slots(connection)
-        for slot in range(MAX_SLOTS):
-            if slot not in spared and await self._take(connection, slot):
+        for slot in range(self._most):
+            if (slot not in spared or self._most == 1) and await self._take(connection, slot):
                 return slot
-        raise SetupError(f"all {MAX_SLOTS} transactional id slots of {self._consumer} are taken")
+        if self._most == 1:
+            raise SetupError(f"{self._consumer} is being run by another process")
+        raise SetupError(f"all {self._most} transactional id slots of {self._consumer} are taken")
 
     async def leased(self, connection: Connection[Record]) -> set[int]:
         """Return the slots of all living processes."""

@@ -69,6 +69,10 @@ def is_forbidden(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) == "42501"
 
 
+def is_lock_timeout(error: BaseException) -> bool:
+    return getattr(error, "sqlstate", None) == "55P03"
+
+
 def is_known_key(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) == "23505"
 

@@ -21,7 +21,7 @@ from processor.settings.schema import PROFILES, HandlerSettings, Settings
 from processor.settings.sources import PREFIX, Problem
 
 KEYS = tuple(name for name in Settings.model_fields if name != "source")
-TABLES = ("message", "kafka", "database", "batch", "retry", "failure", "effects", "run")
+TABLES = ("message", "kafka", "database", "batch", "retry", "failure", "effects", "retention", "run")
 
 
 def load(path: str | Path, environ: Mapping[str, str] | None = None, judge: librdkafka.Judge | None = None) -> Settings:

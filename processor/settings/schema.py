@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from processor.settings import secrets, sources, strategies
 from processor.settings.database import DatabaseSettings
 from processor.settings.kafka import KafkaSettings
+from processor.settings.retention import RetentionSettings
 from processor.settings.table import Milliseconds, Table, Texts, refused
 
 
@@ -299,6 +301,7 @@ class Settings(BaseSettings):
     retry: RetrySettings = RetrySettings()
     failure: FailureSettings = FailureSettings()
     effects: EffectSettings = EffectSettings()
+    retention: RetentionSettings = RetentionSettings()
     run: RunSettings = RunSettings()
     source: str = ""
 
@@ -349,6 +352,15 @@ class Settings(BaseSettings):
             if name is not None and len(name) > 249:
                 reason = f"{name[:40]}… has {len(name)} characters, 249 at most"
                 raise refused([("failure.dead_letter_topic", reason)])
+        return self
+
+    @model_validator(mode="after")
+    def _ids_outlive_their_window(self) -> Settings:
+        window, span = self.message.window_seconds, self.retention.span
+        if window is not None and span is not None and span < timedelta(seconds=window):
+            key = "days" if self.retention.hours is None else "hours"
+            reason = f"is shorter than message.window_seconds ({window}): an id has to be known as long as its window"
+            raise refused([(f"retention.{key}", reason)])
         return self
 
     def dead_letter_topic(self, topic: str) -> str | None:

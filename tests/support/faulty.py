@@ -50,6 +50,21 @@ async def apply(message: Message[Any], db: Database) -> Output:
     return _output(message)
 
 
+async def apply_anew(message: Message[Any], db: Database) -> list[Output]:
+    """What `apply` might be after a change: some messages have other outputs, none, more, or fail."""
+    output = await apply(message, db)
+    match message.value["what"]:
+        case "changed":
+            output.value = {"what": "changed indeed"}
+        case "none now":
+            return []
+        case "two now":
+            return [output, _output(message)]
+        case "fails now":
+            raise Reject("since the change")
+    return [output]
+
+
 async def apply_many(messages: list[Message[Any]], db: Database) -> list[Output]:
     await db.execute(
         "INSERT INTO effects (what) SELECT * FROM unnest($1::text[])", [message.value["what"] for message in messages]

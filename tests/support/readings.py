@@ -7,4 +7,4 @@ from processor.messages.record import Reading
 
 
 def reading(number: int = 0, topic: str = "orders") -> Reading:
-    return Reading(Partition(topic, number), partition_id=number, topic_id="", epoch=1)
+    return Reading(Partition(topic, number), partition_id=number, topic_id="", epoch=1, ledger_id=number)

@@ -26,11 +26,13 @@ RULES: dict[str, set[str]] = {
     "postgres": PURE,
     "observe": BASE | {"messages"},
     "handling": SERVERS,
-    "engine": SERVERS | {"handling"},
-    "operations": SERVERS | {"handling"},
+    "retention": SERVERS,
+    "engine": SERVERS | {"handling", "retention"},
+    "operations": SERVERS | {"handling", "retention"},
+    "operations.replay": SERVERS | {"handling", "engine", "operations"},
     "service": SERVERS | {"handling", "engine"},
     "stack": BASE,
-    "cli": SERVERS | {"handling", "operations", "service", "stack"},
+    "cli": SERVERS | {"handling", "retention", "operations", "operations.replay", "service", "stack"},
     "__main__": {"cli"},
     "__init__": {"errors", "handling", "messages"},
 }
@@ -56,7 +58,10 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    return module.split(".")[0]
+    """The room of a module; a room inside another one that has a rule of its own is a room too."""
+    first, *rest = module.split(".")
+    inner = ".".join([first, *rest[:1]])
+    return inner if inner in RULES else first
 
 
 def forbidden(module: str, tree: ast.Module) -> list[str]:
@@ -66,7 +71,7 @@ def forbidden(module: str, tree: ast.Module) -> list[str]:
         top, _, rest = name.partition(".")
         if top == "processor" and rest:
             room = room_of(rest)
-            if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").exists():
+            if (PACKAGE / room.replace(".", "/")).is_dir() or (PACKAGE / f"{room}.py").exists():
                 if room != own and room not in RULES[own]:
                     found.append(f"{module} -> {rest}")
             else:

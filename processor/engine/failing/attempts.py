@@ -67,7 +67,7 @@ class Attempts:
             await self._parking.sort_out(connection, batch)
             seen: set[bytes] = set()
             for index, record in enumerate(records):
-                if record.key in seen or record.failure or record.foreign or record.parked:
+                if record.key in seen or record.failure or record.not_ours or record.parked:
                     continue
                 if not record.in_inbox:
                     continue  # it has no row: memory counts its attempts, the ledger its deaths

@@ -13,6 +13,7 @@ from confluent_kafka import ConsumerGroupState
 
 from processor import Retry
 from processor.engine.engine import Engine
+from processor.kafka.membership import Membership
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -27,7 +28,8 @@ def alarms(logs: list[Any]) -> list[Any]:
 
 def remembered_metadata(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """From now on the publish thread is first given the metadata of this moment, however old it is by then."""
-    membership, old = engine.membership, engine.membership.metadata()
+    membership = engine.membership
+    old = membership.metadata()
     refused: list[Any] = []
 
     def metadata(was_refused: Any = None) -> Any:
@@ -130,6 +132,7 @@ async def test_work_that_ends_after_its_partition_was_lost_and_given_to_us_anew_
 def stalled(engine: Engine) -> Iterator[threading.Event]:
     """The group thread hears of nothing until the event is set."""
     membership, go_on = engine.membership, threading.Event()
+    assert isinstance(membership, Membership)
     refresh = membership._refresh
 
     def wait() -> None:

@@ -20,6 +20,7 @@ from tests.integration.conftest import MakeBench
 from tests.support import handlers, letters
 from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.logs import events
+from tests.support.offsets import set_offset
 from tests.support.publishing import Kafka, crash
 from tests.support.waiting import eventually
 
@@ -34,13 +35,6 @@ def words(start: int, stop: int) -> list[str]:
 
 def said(bench: Bench) -> list[str]:
     return [value["what"] for _, value, _ in bench.outputs()]
-
-
-def set_offset(bench: Bench, offset: int) -> None:
-    """As kafka-consumer-groups --reset-offsets does: a plain commit, without metadata, to an empty group."""
-    consumer = Consumer({"bootstrap.servers": bench.bootstrap_servers, "group.id": bench.consumer, "log_level": 0})
-    consumer.commit(offsets=[TopicPartition(bench.input, 0, offset)], asynchronous=False)
-    consumer.close()
 
 
 async def test_start_at_latest_keeps_its_position_even_if_nothing_was_processed_before_the_stop(

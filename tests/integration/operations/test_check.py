@@ -183,6 +183,24 @@ def test_output_topics_that_handlers_declare_are_looked_at(deployment: Deploymen
     assert f"✓ output topic {deployment.dead_letters}: 1 partition(s), may be written" in done.stdout
 
 
+def test_topics_that_keep_records_for_longer_than_the_inbox_remembers_them_are_named(deployment: Deployment) -> None:
+    deployment.processor("migrate", "orders.toml")
+
+    def said(**environ: str) -> str:
+        done = deployment.processor("check", "orders.toml", "--connect", **environ)
+        assert done.returncode == 0, done.stdout
+        (line,) = [line for line in done.stdout.splitlines() if line[2:].startswith("retention: ")]
+        return line
+
+    assert said() == "✓ retention: completed messages are remembered for 7 days"
+    assert said(PROCESSOR_RETENTION__DAYS="0") == "✓ retention: completed messages are remembered for ever"
+    shorter = said(PROCESSOR_RETENTION__HOURS="12")
+    assert shorter.startswith(
+        f"– retention: completed messages are remembered for 12 hours, but {deployment.topic} keeps records for 7 days,"
+        f" {deployment.dead_letters} keeps records for 7 days: what is older than that is refused"
+    )
+
+
 def test_an_error_that_is_mapped_to_a_class_must_exist(deployment: Deployment) -> None:
     config = deployment.folder / "orders.toml"
     text = config.read_text()
@@ -212,12 +230,17 @@ def test_missing_privileges_are_named(deployment: Deployment) -> None:
     try:
         url = urlunsplit(parts._replace(netloc=f"{role}:reader-hunter2@{parts.netloc.rpartition('@')[2]}"))
         (lacking,) = deployment.failures(PROCESSOR_DATABASE__URL=url)
-        assert lacking == (
-            "orders.toml: database.url: the role lacks rights: "
-            f"GRANT DELETE, INSERT ON public.parked_repeats TO {role}; "
-            f"GRANT DELETE, INSERT, UPDATE ON public.inbox TO {role}; "
-            f"GRANT DELETE, INSERT, UPDATE ON public.partition_trouble TO {role}; "
-            f"GRANT DELETE, INSERT, UPDATE ON public.unsent TO {role}; GRANT INSERT, UPDATE ON public.ledger TO {role}"
+        assert lacking == "orders.toml: database.url: the role lacks rights: " + "; ".join(
+            f"GRANT {', '.join(privileges)} ON public.{table} TO {role}"
+            for privileges, tables in (
+                (("DELETE", "INSERT"), ("log_ends", "parked_repeats")),
+                (("DELETE", "INSERT", "UPDATE"), ("inbox", "partition_trouble", "unsent")),
+                (
+                    ("INSERT", "UPDATE"),
+                    ("archived", "forgotten", "ledger", "pruning", "replay_ranges", "replays"),
+                ),
+            )
+            for table in tables
         )
     finally:
         deployment.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -12,6 +12,8 @@ from processor.postgres.claims import COPY_FROM
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
+from tests.support.command import processor_beside
+from tests.support.deployments import PROJECT
 
 BATCH = {"max_messages": 1000, "linger_ms": 300}
 
@@ -206,3 +208,15 @@ async def _connect(bench: Bench) -> asyncpg.Connection[asyncpg.Record]:
 def _crc(value: object) -> int:
     checksum = zlib.crc32(json.dumps(value).encode())
     return checksum if checksum < 2**31 else checksum - 2**32
+
+
+async def test_a_replay_of_what_is_done_claims_nothing_record_by_record(bench: MakeBench) -> None:
+    b = bench(batch=BATCH)
+    b.send(numbered(0, 400))
+    await b.run_until_done()
+    await watch_claims(b)
+    arguments = ("replay", "start", str(b.config), "--all", "--execute", "-o", "json")
+    done = await processor_beside(PROJECT, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["skipped"] == 400
+    assert await claims(b) == [], "not even in vain"

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from processor.messages import identity
-from processor.postgres import claims, inbox, ledger, parked_keys
+from processor.postgres import claims, inbox, ledger, parked_keys, pruning, recall, repeats
 
 ROWS = 100_000
 BATCH = 500
@@ -81,12 +81,15 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
     for sql, args in (
         (claims.CLAIM, (known, numbers, numbers, numbers)),
         (claims.CLAIM, (new, numbers, numbers, numbers)),
-        (claims.LOOK_UP, (known,)),
+        (claims.LOOK_UP, (known, None)),
+        (claims.SEEN_AGAIN, (known,)),
+        (recall.DONE, (known,)),
+        (repeats.DONE, (known, numbers)),
         (claims.TAKE_OVER, (known, texts, "me")),
         (inbox.KEEP, (known, *kept)),
         (inbox.KEEP, ([*known[1:], "0" * 32], *kept)),
-        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None)),
-        (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me", "bug", "x", None, None)),
+        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None, 1)),
+        (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me", "bug", "x", None, None, 1)),
         (inbox.RENEW, (known[0], "me", timedelta(seconds=1))),
         (inbox.REAP, ([0, 1, 2],)),
         (parked_keys.LOAD, ([0, 1, 2],)),
@@ -106,7 +109,10 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
     key_of = identity.inbox_key("c1")
     known = [key_of(f"m{n}").hex() for n in range(1, 2 * BATCH, 2)]
     for sql, args in (
-        (claims.LOOK_UP, (known,)),
+        (claims.LOOK_UP, (known, None)),
+        (claims.SEEN_AGAIN, (known,)),
+        (recall.DONE, (known,)),
+        (repeats.DONE, (known, list(range(BATCH)))),
         (claims.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),
         (parked_keys.LOAD, ([0, 1, 2],)),
@@ -144,6 +150,23 @@ async def test_python_and_postgres_make_the_same_key_of_a_message(
             assert found.bytes == identity.inbox_key(consumer)(id_), (consumer, id_)
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+async def test_step_of_retention_reads_its_own_pages_and_no_index(
+    big: asyncpg.Connection[asyncpg.Record], plans: str
+) -> None:
+    await big.execute(f"SET plan_cache_mode = {plans}")
+    partitions = list(range(300))
+    expired = pruning.Expired(dict.fromkeys(partitions, ROWS), await big.fetchval("SELECT now()"))
+    for sql in (pruning.COUNT, pruning.DELETE, pruning.TAKE_OUT):
+        assert await scans(big, sql, *expired.arguments(3, 5)) == {("Tid Range Scan", "inbox")}, sql
+    assert await pruning.count(big, expired, 3, 5) == 0
+    left = await big.fetch(
+        "SELECT DISTINCT (ctid::text::point)[0]::integer AS page FROM inbox WHERE status = 'completed'"
+    )
+    assert {3, 4}.isdisjoint(row["page"] for row in left)
+    assert {2, 5} <= {row["page"] for row in left}
 
 
 async def test_ledger_statements_use_the_primary_key(big: asyncpg.Connection[asyncpg.Record]) -> None:

@@ -14,7 +14,7 @@ def housekeeping() -> Housekeeping:
 
 def partition(number: int = 0, published: int = 0) -> OwnedPartition:
     owned = owned_partition(number)
-    owned.partition_id, owned.epoch, owned.published = 7 + number, 3, published
+    owned.ledger_id, owned.epoch, owned.published = 7 + number, 3, published
     return owned
 
 

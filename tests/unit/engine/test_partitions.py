@@ -123,7 +123,7 @@ async def test_record_of_an_earlier_assignment_belongs_to_that_one(
 
 async def test_reading_that_was_never_begun_has_no_partition(partitions: Partitions) -> None:
     with pytest.raises(KeyError):
-        partitions.of(Reading(ORDERS, 7, "topic-1", 3))
+        partitions.of(Reading(ORDERS, 7, "topic-1", 3, 7))
 
 
 # --- what is kept ---

@@ -9,6 +9,7 @@ from processor.errors import Halt
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log, metadata
 from processor.postgres.ledger import LedgerRow
+from processor.postgres.retention import NOTHING_FORGOTTEN, Watermark
 
 PARTITION = Partition("orders", 3)
 LOG = Log("topic-1", 0, 1000)
@@ -33,8 +34,18 @@ def step(
     start: str = "earliest",
     on_database_behind: str = "halt",
     met: int | None = None,
+    forgotten: Watermark = NOTHING_FORGOTTEN,
 ) -> Step:
-    return decide(PARTITION, row, committed, log, start=start, on_database_behind=on_database_behind, met=met)
+    return decide(
+        PARTITION,
+        row,
+        committed,
+        log,
+        start=start,
+        on_database_behind=on_database_behind,
+        met=met,
+        forgotten=forgotten,
+    )
 
 
 def test_metadata_names_the_epoch_and_anything_else_is_foreign() -> None:
@@ -165,3 +176,61 @@ def test_position_outside_the_log_halts_and_is_never_reset(committed: CommittedO
 def test_accepting_the_gap_with_kafkas_own_tool_goes_on_from_there() -> None:
     found = step(ledger(400, 500, None), foreign(600), Log("topic-1", 600, 1000))
     assert (found.event, found.start) == ("skipped_ahead", 600)
+
+
+@pytest.mark.parametrize("committed", [foreign(99), ours(99), CommittedOffset(99, metadata(7, sent=450))])
+def test_rewind_below_the_watermark_halts_with_the_range_that_is_forgotten_and_the_one_that_is_safe(
+    committed: CommittedOffset,
+) -> None:
+    with pytest.raises(
+        Halt,
+        match=r"back to 99, and messages below 300 are forgotten .* from 99 to 299 .* to 300 or above .*accept-rewind",
+    ):
+        step(ledger(400, 500), committed, forgotten=Watermark(300))
+
+
+def test_only_what_was_done_would_be_handled_again() -> None:
+    """After a rewind that was accepted, the ledger itself may stand below the watermark."""
+    with pytest.raises(Halt, match="from 100 to 149 "):
+        step(ledger(150, 150, None), foreign(100), forgotten=Watermark(300))
+
+
+@pytest.mark.parametrize(
+    ("committed", "event"),
+    [
+        (foreign(300), "rewound"),
+        (foreign(350), "rewound"),
+        (ours(350), "rewound"),
+        (ours(400), "died_between_commits"),
+        (ours(500), "in_step"),
+        (foreign(500), "in_step"),
+        (foreign(700), "skipped_ahead"),
+        (None, "offsets_forgotten"),
+    ],
+)
+def test_at_or_above_the_watermark_nothing_changes(committed: CommittedOffset | None, event: str) -> None:
+    assert step(ledger(400, 500), committed, forgotten=Watermark(300)).event == event
+    assert step(ledger(400, 500), committed, forgotten=Watermark(300)) == step(ledger(400, 500), committed)
+
+
+def test_position_below_the_watermark_that_was_not_moved_goes_on() -> None:
+    """A crash in the middle of a rewind that was accepted."""
+    row = ledger(100, 150)
+    for committed in (ours(150), ours(120), foreign(150), foreign(200)):
+        assert step(row, committed, forgotten=Watermark(300)) == step(row, committed)
+
+
+@pytest.mark.parametrize(("offset", "accepted"), [(99, 99), (120, 99), (299, 0)])
+def test_accepted_rewind_is_followed(offset: int, accepted: int) -> None:
+    found = step(ledger(400, 500, None), foreign(offset), forgotten=Watermark(300, accepted))
+    assert found == Step("rewound", offset, follow=True)
+
+
+def test_acceptance_of_one_offset_is_none_of_a_lower_one() -> None:
+    with pytest.raises(Halt, match="forgotten"):
+        step(ledger(400, 500, None), foreign(98), forgotten=Watermark(300, 99))
+
+
+def test_database_that_was_restored_remembers_what_it_did_then() -> None:
+    found = step(ledger(400, 500), ours(900), on_database_behind="reapply", forgotten=Watermark(300))
+    assert found == Step("reapplying", 500, silent_below=900)

@@ -245,7 +245,7 @@ def test_redrive_under_an_unusable_id_fails_under_the_coordinates(id_: bytes | N
 def test_redrive_for_another_consumer_is_not_for_us(value: bytes | None) -> None:
     """Under its own idea of identity, this consumer has had the message already, or never will."""
     record = decode(value, headers=[("type", b"T"), ("message-id", b"m"), (REDRIVE, b"other:m")])
-    assert record.foreign
+    assert record.not_ours
     assert record.failure is None
     assert not record.in_inbox
 

@@ -246,6 +246,17 @@ BAD = {
     "migrations missing": Bad(
         "database.migrations", "no such folder", toml(database=f"{URL}\nmigrations = ['nowhere']")
     ),
+    # retention
+    "days and hours": Bad("retention.hours", "give one of them", failing("[retention]\ndays = 1\nhours = 5")),
+    "negative retention": Bad("retention.days", "greater than or equal to 0", failing("[retention]\ndays = -1")),
+    "no hours": Bad("retention.hours", "greater than or equal to 1", failing("[retention]\nhours = 0")),
+    "no pace": Bad("retention.pace", "greater than or equal to 1", failing("[retention]\npace = 0")),
+    "archive missing": Bad("retention.archive", "no such directory", failing("[retention]\narchive = 'nowhere'")),
+    "retention shorter than a window": Bad(
+        "retention.hours",
+        "shorter than message.window_seconds (7200)",
+        toml(message="window_seconds = 7200") + "\n[retention]\nhours = 1",
+    ),
     # secrets from files
     "secret file missing": Bad("database.url_file", "nowhere: cannot be read", toml(database="url_file = 'nowhere'")),
     "secret file missing for Kafka": Bad(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 
 from processor.kafka import properties
 from processor.settings.load import load
+from processor.settings.retention import RetentionSettings
 from processor.settings.schema import BatchSettings, RetrySettings
 from tests.support.configuration import failing, settings, toml
 
@@ -94,3 +96,14 @@ def test_dead_letter_topics_are_named_after_topic_and_consumer(tmp_path: Path) -
     assert topic_for("dead-{consumer}") == "dead-inventory"
     assert topic_for("failed") == "failed"
     assert topic_for("") is None
+
+
+def test_retention_is_days_or_hours_or_for_ever(tmp_path: Path) -> None:
+    def retention(table: str = "", **environ: str) -> RetentionSettings:
+        return settings(tmp_path, failing(f"[retention]\n{table}"), environ).retention
+
+    week = retention()
+    assert (week.span, week.period, week.grain) == (timedelta(days=7), timedelta(hours=7), timedelta(hours=1))
+    busy = retention(PROCESSOR_RETENTION__HOURS="12")
+    assert (busy.span, busy.period, busy.grain) == (timedelta(hours=12), timedelta(minutes=30), timedelta(minutes=30))
+    assert retention("days = 0").span is retention("days = 0").grain is None

@@ -1,0 +1,1 @@
+"""One engine, or one command, on real servers."""
