@@ -59,6 +59,7 @@ class Transactions:
         async with self.session.use() as connection:
             transaction = Transaction(self, connection, batch)
             try:
+                await self.session.statements.look_up_footprints()
                 yield transaction
             except Exception as error:
                 await transaction.close()

@@ -1,19 +1,22 @@
-"""Prepared statements of one connection."""
+"""What is known of the statements of one connection: how they are prepared, and what they touch."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from processor import failpoints
+from processor.postgres import footprints
 
 if TYPE_CHECKING:
     import asyncpg
     from asyncpg.prepared_stmt import PreparedStatement
 
     from processor.postgres.arrays import Arrays
+    from processor.postgres.footprints import Footprint
     from processor.postgres.roundtrips import RoundTrips
     from processor.postgres.session import Connection
 
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     Statement: TypeAlias = PreparedStatement[Row]
 
 STATEMENTS_KEPT = 256
+# More are not looked up: a handler may make a new text for every message.
+FOOTPRINTS_KEPT = 64
+# Triggers and foreign keys may be added while we run. Without an error of ours, we notice that after this time.
+FOOTPRINTS_FRESH_SECONDS = 60.0
 # An answer that may come within this time is waited for without going to sleep.
 SOON_SECONDS = 0.001
 
@@ -58,7 +65,7 @@ class BusyWait:
 
 
 class Statements:
-    """Prepared statements of one connection, the least used forgotten first."""
+    """Prepared statements of one connection, the least used forgotten first; and the footprints of those queued."""
 
     def __init__(self, connection: Connection, arrays: Arrays, round_trips: RoundTrips) -> None:
         self.connection = connection
@@ -66,6 +73,10 @@ class Statements:
         self.round_trips = round_trips
         self.busy_wait = BusyWait()
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
+        self._footprints: dict[str, Footprint | None] = {}
+        self._footprints_used: set[str] = set()
+        self._footprints_wanted: set[str] = set()
+        self._footprints_fresh_until = 0.0
 
     async def prepare(self, sql: str) -> Statement:
         statement = self._prepared.get(sql)
@@ -78,6 +89,31 @@ class Statements:
             self._prepared.move_to_end(sql)
         return statement
 
+    def footprint(self, sql: str) -> Footprint | None:
+        """Return what a statement touches; None if that may be anything, or is not known."""
+        self._footprints_used.add(sql)
+        return self._footprints.get(sql)
+
+    def want_footprints(self, statements: Iterable[str]) -> None:
+        """Have these looked up between this transaction and the next."""
+        self._footprints_wanted.update(sql for sql in statements if sql not in self._footprints)
+
+    async def look_up_footprints(self) -> None:
+        """Look up what is wanted, and sometimes again what is known. No transaction may be open."""
+        if self._footprints and time.monotonic() > self._footprints_fresh_until:
+            self._footprints_wanted |= self._footprints.keys() & self._footprints_used
+            self._footprints.clear()
+            self._footprints_used.clear()
+        wanted, self._footprints_wanted = self._footprints_wanted, set()
+        if not wanted or len(wanted) + len(self._footprints) > FOOTPRINTS_KEPT:
+            return
+        if not self._footprints:
+            self._footprints_fresh_until = time.monotonic() + FOOTPRINTS_FRESH_SECONDS
+        self.round_trips.purpose = "other"
+        for sql in wanted:
+            self._footprints[sql] = await footprints.look_up(self.connection, sql)
+
     def forget(self) -> None:
         """After an error: a plan made for a table that has changed since is not worth keeping."""
         self._prepared.clear()
+        self._footprints_fresh_until = 0.0
