@@ -109,7 +109,8 @@ class Database:
     def serve(self, key: object, owner: int | None = None) -> None:
         """Set the key of the message for which the next calls are made; `owner` is its index in the batch.
 
-        A key is a tuple; anything else is served only once. Call it with None at the end: the next lane that serves the last key then keeps the order of its writes.
+        A key is a tuple; anything else has no other messages. Call it with None at the end: the next lane that serves
+        the last key then keeps the order of its writes.
         """
         newest_of_key = self._queue.newest_of_key
         if self._newest:

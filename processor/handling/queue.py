@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from processor.errors import text_of
-from processor.handling.errors import HandlerError
+from processor.handling.errors import HandlerError, SentTogether
 from processor.postgres.sqlstates import is_about_data
 from processor.postgres.statements import Statements
 
@@ -48,12 +48,8 @@ class TransactionCommandError(Exception):
     """A handler tried to end the engine's transaction or to open one of its own."""
 
 
-class QueuedWriteFailed(Exception):
+class QueuedWriteFailed(SentTogether):
     """A queued write failed; the message being served when it ran may not be the one that queued it."""
-
-    def __init__(self, text: str, what: str) -> None:
-        super().__init__(text)
-        self.what = what  # the statement, or the table
 
 
 class Queued:
@@ -102,7 +98,6 @@ class _Group:
         failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {text_of(error)}", self.what)
         failed.__cause__ = error
         return failed
-
 
     @classmethod
     def statement(cls, what: str) -> str:
@@ -246,8 +241,12 @@ class Queue:
         self.collected.clear()
         self.inserted.clear()
 
+    def fail(self, error: Exception) -> None:
+        """Let the transaction fail, even if handlers catch the error."""
+        self._failed = self._failed or error
+
     def raise_failure(self) -> None:
-        """Raise the failure of a queued write: the write is lost, so the transaction must fail even if it is caught."""
+        """Raise what failed for several messages at once: it is lost, so the transaction must fail even if caught."""
         if self._failed is not None:
             raise self._failed
 

@@ -24,7 +24,8 @@ from processor.postgres import sqltext
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
-# A lock is waited for only so long: somebody may be changing a table for hours. Compiling would take longer than all else.
+# A lock is waited for only so long: somebody may be changing a table for hours. Compiling would take longer than all
+# the rest.
 BEGIN = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL jit = off"
 
 # Tables are known by the top of their inheritance, so a partition is the same as the table that it is of.
@@ -92,8 +93,8 @@ LOCKED_TABLES = """
     FROM wanted
 """
 
-# Postgres says of its own functions, and extensions in C say of theirs, whether they keep to their arguments: those that
-# touch anything else are not safe in parallel. Functions in other languages may do anything, whatever they say.
+# Postgres says of its own functions, and extensions in C say of theirs, whether they keep to their arguments: those
+# that touch anything else are not safe in parallel. Functions in other languages may do anything, whatever they say.
 #
 # Some functions are called without being named: by operators, by casts, and by the checks of domains.
 FUNCTIONS = """

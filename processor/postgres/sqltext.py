@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 _TOKEN = re.compile(
-    r"""(?P<skipped> \s+ | --[^\n]* | /\*.*?\*/ | E'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | \$(\w*)\$.*?\$\2\$ | \$?\d[\w.]* )
+    r"""(?P<skipped> \s+
+          | --[^\n]* | /\*.*?\*/ | E'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | \$(\w*)\$.*?\$\2\$ | \$?\d[\w.]* )
       | (?P<strange> U&['"] )
       | "(?P<quoted> (?:[^"]|"")* )"
       | (?P<word> [^\W\d][\w$]* )

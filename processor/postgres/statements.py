@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from processor import failpoints
-from processor.postgres import footprints
+from processor.postgres import footprints, gathered
 
 if TYPE_CHECKING:
     import asyncpg
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from processor.postgres.arrays import Arrays
     from processor.postgres.footprints import Footprint
+    from processor.postgres.gathered import Gathered
     from processor.postgres.roundtrips import RoundTrips
     from processor.postgres.session import Connection
 
@@ -73,6 +74,7 @@ class Statements:
         self.round_trips = round_trips
         self.busy_wait = BusyWait()
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
+        self._gathered: OrderedDict[tuple[str, bool], Gathered | None] = OrderedDict()
         self._footprints: dict[str, Footprint | None] = {}
         self._footprints_used: set[str] = set()
         self._footprints_wanted: set[str] = set()
@@ -88,6 +90,16 @@ class Statements:
         else:
             self._prepared.move_to_end(sql)
         return statement
+
+    async def prepare_gathered(self, sql: str, *, first_only: bool) -> Gathered | None:
+        """Prepare a read for many calls at once; return None if it cannot be sent so."""
+        name = (sql, first_only)
+        if name not in self._gathered:
+            statement = await self.prepare(sql)
+            self._gathered[name] = await gathered.prepare(self.connection, statement, first_only=first_only)
+            if len(self._gathered) > STATEMENTS_KEPT:
+                self._gathered.popitem(last=False)
+        return self._gathered[name]
 
     def footprint(self, sql: str) -> Footprint | None:
         """Return what a statement touches; None if that may be anything, or is not known."""
@@ -116,4 +128,5 @@ class Statements:
     def forget(self) -> None:
         """After an error: a plan made for a table that has changed since is not worth keeping."""
         self._prepared.clear()
+        self._gathered.clear()
         self._footprints_fresh_until = 0.0

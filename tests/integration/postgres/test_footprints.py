@@ -10,7 +10,6 @@ import pytest
 
 from processor.postgres.footprints import look_up
 
-
 if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
@@ -36,7 +35,8 @@ TABLES = """
     CREATE FUNCTION steady(bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS 'SELECT $1';
     CREATE INDEX ON indexed (steady(id));
     CREATE TABLE watched (id bigint);
-    CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO entries DEFAULT VALUES; RETURN NULL; END';
+    CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS '
+        BEGIN INSERT INTO entries DEFAULT VALUES; RETURN NULL; END';
     CREATE TRIGGER watching AFTER INSERT ON watched FOR EACH ROW EXECUTE FUNCTION watch();
     CREATE TABLE ruled (id bigint);
     CREATE RULE ruling AS ON INSERT TO ruled DO ALSO INSERT INTO entries DEFAULT VALUES;
@@ -66,7 +66,10 @@ TIED = [
     (MOVE, "UPDATE accounts SET balance = 0 WHERE code = $1"),
     (MOVE, "INSERT INTO stock SELECT code, balance FROM accounts WHERE id = $1"),
     (MOVE, "UPDATE stock SET reserved = (SELECT balance FROM accounts WHERE code = sku)"),
-    (MOVE, "INSERT INTO stock VALUES ($1) ON CONFLICT (sku) DO UPDATE SET reserved = (SELECT max(balance) FROM accounts)"),
+    (
+        MOVE,
+        "INSERT INTO stock VALUES ($1) ON CONFLICT (sku) DO UPDATE SET reserved = (SELECT max(balance) FROM accounts)",
+    ),
     (BOOK, "INSERT INTO accounts (id) VALUES ($1)"),
     (BOOK, "INSERT INTO accounts (id) VALUES ($1) ON CONFLICT DO NOTHING"),
     (BOOK, "UPDATE accounts SET id = $2 WHERE id = $1"),
@@ -96,7 +99,7 @@ UNKNOWN = [
     "INSERT INTO rich (id) VALUES ($1)",
     "INSERT INTO stock SELECT code FROM rich",
     "INSERT INTO stock VALUES ($1, total ())",
-    "INSERT INTO stock VALUES ($1) ON CONFLICT (sku) DO UPDATE SET reserved = public.\"total\"()",
+    'INSERT INTO stock VALUES ($1) ON CONFLICT (sku) DO UPDATE SET reserved = public."total"()',
     "UPDATE stock SET reserved = stock.worth",
     "SELECT nextval('shared')",
     "SELECT currval('entries_id_seq')",
@@ -143,18 +146,21 @@ async def test_what_cannot_be_judged_may_touch_anything(connection: Connection) 
     assert [sql for sql in UNKNOWN if await look_up(connection, sql) is not None] == []
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        "CREATE FUNCTION sneak(bigint, stock) RETURNS bigint LANGUAGE sql AS 'SELECT 1';"
-        "CREATE OPERATOR + (FUNCTION = sneak, LEFTARG = bigint, RIGHTARG = stock)",
-        "CREATE FUNCTION sneak(stock) RETURNS bigint LANGUAGE sql AS 'SELECT 1'; "
-        "CREATE CAST (stock AS bigint) WITH FUNCTION sneak(stock)",
-        "CREATE FUNCTION sneak(bigint) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RETURN true; END'; "
-        "CREATE DOMAIN odd AS bigint CHECK (sneak(value))",
-    ],
-    ids=["operator", "cast", "domain"],
-)
+OPERATOR = """
+    CREATE FUNCTION sneak(bigint, stock) RETURNS bigint LANGUAGE sql AS 'SELECT 1';
+    CREATE OPERATOR + (FUNCTION = sneak, LEFTARG = bigint, RIGHTARG = stock)
+"""
+CAST = """
+    CREATE FUNCTION sneak(stock) RETURNS bigint LANGUAGE sql AS 'SELECT 1';
+    CREATE CAST (stock AS bigint) WITH FUNCTION sneak(stock)
+"""
+DOMAIN = """
+    CREATE FUNCTION sneak(bigint) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RETURN true; END';
+    CREATE DOMAIN odd AS bigint CHECK (sneak(value))
+"""
+
+
+@pytest.mark.parametrize("changed", [OPERATOR, CAST, DOMAIN], ids=["operator", "cast", "domain"])
 async def test_functions_that_no_text_names_leave_nothing_known(connection: Connection, changed: str) -> None:
     assert await look_up(connection, MOVE) is not None
     await connection.execute(changed)
