@@ -23,7 +23,7 @@ BLAME_NOBODY = {"failure": {"quarantine_after": 100}}
 
 # Those of a batch, each where there is something to be lost of handlers that run side by side.
 KILLS_OF_MANY = [
-    ("after_prepare", 6),
+    ("after_prepare", 2),
     ("after_handlers", 4),
     ("before_postgres_commit", 3),
     ("after_postgres_commit", 3),

@@ -113,7 +113,9 @@ async def read_all_kinds(message: Message[Any], db: Database) -> Result:
         assert len(found) == len(tuple(found)) == len(list(found.keys())) == len(found[:])
         assert [*found.items()] == [*zip(found.keys(), found.values(), strict=True)]
     if row is not None:
-        assert row == (row["n"], row["odd"], row["text"]) == tuple(row)
+        values: Any = (row["n"], row["odd"], row["text"])
+        assert row == values
+        assert tuple(row) == values
         assert repr(row) == f"<Record n=1 odd=1 text='m{n}-1'>"
         assert "number of the call" not in row
         assert row.get("number of the call") is None

@@ -15,17 +15,17 @@ from tests.support.logs import events
 BATCH = {"max_messages": 500, "linger_ms": 300}
 KEYS = 40
 TABLES = f"""
-    CREATE TABLE accounts (id integer PRIMARY KEY, balance bigint NOT NULL DEFAULT 0, entries text NOT NULL DEFAULT '');
-    CREATE TABLE entries (number bigserial PRIMARY KEY, account_id integer REFERENCES accounts, n integer NOT NULL);
-    INSERT INTO accounts SELECT n FROM generate_series(0, {KEYS - 1}) AS n;
+    CREATE TABLE purses (id integer PRIMARY KEY, balance bigint NOT NULL DEFAULT 0, history text NOT NULL DEFAULT '');
+    CREATE TABLE payments (number bigserial PRIMARY KEY, account_id integer REFERENCES purses, n integer NOT NULL);
+    INSERT INTO purses SELECT n FROM generate_series(0, {KEYS - 1}) AS n;
 """
-BOOK = "INSERT INTO entries (account_id, n) VALUES ($1, $2)"
-MOVE = "UPDATE accounts SET balance = balance + $2 WHERE id = $1"
-BOOK_MANY = "INSERT INTO entries (account_id, n) SELECT * FROM unnest($1::integer[], $2::integer[])"
+BOOK = "INSERT INTO payments (account_id, n) VALUES ($1, $2)"
+MOVE = "UPDATE purses SET balance = balance + $2 WHERE id = $1"
+BOOK_MANY = "INSERT INTO payments (account_id, n) SELECT * FROM unnest($1::integer[], $2::integer[])"
 MOVE_MANY = """
-    UPDATE accounts SET balance = balance + total
+    UPDATE purses SET balance = balance + total
     FROM (SELECT id, sum(n) AS total FROM unnest($1::integer[], $2::integer[]) AS u(id, n) GROUP BY id) AS moved
-    WHERE accounts.id = moved.id
+    WHERE purses.id = moved.id
 """
 
 
@@ -47,12 +47,12 @@ async def collect(message: Message[Any], db: Database) -> None:
 
 
 async def insert(message: Message[Any], db: Database) -> None:
-    db.insert("entries", account_id=message.value["account"], n=message.value["n"])
+    db.insert("payments", account_id=message.value["account"], n=message.value["n"])
     db.write(MOVE, message.value["account"], message.value["n"])
 
 
-APPEND = "UPDATE accounts SET entries = entries || ' ' || $2::text WHERE id = $1"
-SEAL = "UPDATE accounts SET entries = '(' || entries || ')' WHERE id = $1"
+APPEND = "UPDATE purses SET history = history || ' ' || $2::text WHERE id = $1"
+SEAL = "UPDATE purses SET history = '(' || history || ')' WHERE id = $1"
 
 
 async def append_and_seal(message: Message[Any], db: Database) -> None:
@@ -78,7 +78,7 @@ async def assert_right(bench: Bench) -> None:
     for sent in numbered(0, 2800):
         expected[sent.value["account"]] += sent.value["n"]
     rows = await bench.rows(
-        "SELECT balance, (SELECT sum(n) FROM entries WHERE account_id = id) AS booked FROM accounts ORDER BY id"
+        "SELECT balance, (SELECT sum(n) FROM payments WHERE account_id = id) AS booked FROM purses ORDER BY id"
     )
     assert [row["balance"] for row in rows] == [row["booked"] for row in rows] == expected
 
@@ -100,13 +100,13 @@ async def test_statements_on_one_table_keep_the_order_of_each_key(bench: MakeBen
     b = bench(f"{__name__}:append_and_seal", batch=BATCH)
     await b.execute(TABLES)
     batches = await measured(b, logs)
-    rows = await b.rows("SELECT id, entries FROM accounts ORDER BY id")
+    rows = await b.rows("SELECT id, history FROM purses ORDER BY id")
     for row in rows:
         expected = ""
         for sent in numbered(0, 2800):
             if sent.value["account"] == row["id"]:
                 expected = f"({expected} {sent.value['n']})"
-        assert row["entries"] == expected
+        assert row["history"] == expected
     # As often as the most frequent key of a batch comes, which is less than half of what all repeats would make.
     assert max(trips["writes"] for trips in batches) < 60
 
@@ -125,13 +125,13 @@ async def test_trigger_that_is_added_while_we_run_is_reckoned_with_after_the_fir
         await b.execute(
             """CREATE FUNCTION in_step() RETURNS trigger LANGUAGE plpgsql AS $$
                BEGIN
-                   IF (SELECT balance FROM accounts WHERE id = NEW.account_id)
-                       <> (SELECT sum(n) FROM entries WHERE account_id = NEW.account_id) - NEW.n
+                   IF (SELECT balance FROM purses WHERE id = NEW.account_id)
+                       <> (SELECT sum(n) FROM payments WHERE account_id = NEW.account_id) - NEW.n
                    THEN RAISE EXCEPTION 'out of step' USING ERRCODE = '23514';
                    END IF;
                    RETURN NULL;
                END $$""",
-            "CREATE TRIGGER in_step AFTER INSERT ON entries FOR EACH ROW EXECUTE FUNCTION in_step()",
+            "CREATE TRIGGER in_step AFTER INSERT ON payments FOR EACH ROW EXECUTE FUNCTION in_step()",
         )
         b.send(numbered(800, 2800))
         await b.done()
