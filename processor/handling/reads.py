@@ -41,6 +41,13 @@ def _is_query(sql: str) -> bool:
     return _QUERY.match(sql) is not None
 
 
+def _may_be_equal(args: Sequence[Any], others: Sequence[Any]) -> bool:
+    try:
+        return args == others
+    except Exception:
+        return True
+
+
 class _Call:
     def __init__(self, sql: str, args: Sequence[Any], owner: int | None, *, first_only: bool) -> None:
         self.sql = sql
@@ -101,6 +108,8 @@ class Reads:
         except asyncio.CancelledError:
             self._fail([*self._sent, *self._waiting], RuntimeError("was cut off"))
             raise
+        except Exception as error:
+            self._fail([*self._sent, *self._waiting], error)
 
     def _next(self) -> Sequence[_Call]:
         """Take the calls that are sent next: all that wait with the same SQL, but none with equal arguments."""
@@ -112,7 +121,7 @@ class Reads:
         taken = [first]
         for call in waiting[1:]:
             is_alike = call.sql == first.sql and call.first_only == first.first_only and self.gathers(call.sql)
-            if is_alike and all(call.args != other.args for other in taken):
+            if is_alike and not any(_may_be_equal(call.args, other.args) for other in taken):
                 taken.append(call)
         self._waiting = [call for call in waiting if call not in taken]
         return taken

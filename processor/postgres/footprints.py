@@ -96,7 +96,7 @@ LOCKED_TABLES = """
 # Postgres says of its own functions, and extensions in C say of theirs, whether they keep to their arguments: those
 # that touch anything else are not safe in parallel. Functions in other languages may do anything, whatever they say.
 #
-# Some functions are called without being named: by operators, by casts, and by the checks of domains.
+# Some functions are called without being named: by operators and their classes, by casts, and by checks of domains.
 FUNCTIONS = """
     WITH function AS MATERIALIZED (
         SELECT pg_proc.oid, lower(proname) AS name, pronamespace = 'pg_catalog'::regnamespace AS is_builtin,
@@ -111,6 +111,7 @@ FUNCTIONS = """
     ), hidden AS (
         SELECT oprcode::oid AS oid FROM pg_operator
         UNION SELECT castfunc FROM pg_cast
+        UNION SELECT amproc FROM pg_amproc
         UNION SELECT refobjid
               FROM pg_constraint JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = pg_constraint.oid
               WHERE contypid <> 0 AND refclassid = 'pg_proc'::regclass
@@ -146,21 +147,18 @@ async def look_up(connection: Connection[Record], sql: str) -> Footprint | None:
     said = sqltext.read(sql)
     if said is None or "pg_" in sql.lower():
         return None
+    await connection.execute(BEGIN)
+    functions = None
     try:
-        await connection.execute(BEGIN)
-        try:
-            await connection.prepare(sql)
-            tables = {row["id"]: row for row in await connection.fetch(LOCKED_TABLES)}
-            touched = _Touched(said, tables)
-            functions = await connection.fetchrow(FUNCTIONS, *touched.called())
-        finally:
-            await connection.execute("ROLLBACK")
+        await connection.prepare(sql)
+        tables = {row["id"]: row for row in await connection.fetch(LOCKED_TABLES)}
+        touched = _Touched(said, tables)
+        functions = await connection.fetchrow(FUNCTIONS, *touched.called())
     except (asyncpg.PostgresError, asyncpg.InterfaceError):
         if connection.is_closed():
             raise
-        return None
-    assert functions is not None
-    if not functions["are_harmless"]:
+    await connection.execute("ROLLBACK")
+    if functions is None or not functions["are_harmless"]:
         return None
     return touched.footprint([CLOCK] if functions["tell_time"] else [])
 

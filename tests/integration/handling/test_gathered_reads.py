@@ -248,7 +248,7 @@ async def test_stop_in_the_middle_of_a_read_leaves_nothing_behind(bench: MakeBen
     with pytest.raises(asyncio.CancelledError):
         await cancelled_in_the_handlers(b)
     assert await b.inbox() == {}
-    assert {task for task in asyncio.all_tasks() if "reads" in repr(task.get_coro())} == set()
+    assert {task for task in asyncio.all_tasks() if "_send_all" in repr(task.get_coro())} == set()
 
 
 async def cancelled_in_the_handlers(bench: Bench) -> None:

@@ -57,7 +57,7 @@ SEAL = "UPDATE purses SET history = '(' || history || ')' WHERE id = $1"
 
 async def append_and_seal(message: Message[Any], db: Database) -> None:
     """Two statements on one table: what a row ends with tells in which order they ran."""
-    db.write(APPEND, message.value["account"], message.value["n"])
+    db.write(APPEND, message.value["account"], str(message.value["n"]))
     db.write(SEAL, message.value["account"])
 
 
