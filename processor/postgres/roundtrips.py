@@ -1,8 +1,8 @@
 """How often a batch waits for Postgres, by what for: far from the database, that decides how long it takes.
 
-A round trip is a message to Postgres that nothing goes on without the answer to. Every request of asyncpg goes through
+A round trip is a request to Postgres that nothing goes on without the answer to. Every request of asyncpg goes through
 one of a few methods of its connection's protocol, so they are counted there, whoever makes them: an integer goes up,
-and nothing else happens. Each costs one round trip, except COPY: the data may follow only when Postgres has agreed.
+and nothing else happens. Each costs one round trip. So does COPY: asyncpg sends the data right behind the command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Purpose: TypeAlias = Literal["begin", "claim", "handlers", "writes", "keep", "le
 # look up a type that asyncpg does not know takes it up to three statements more; they count where they occur.
 PREPARE = "prepare"
 
-_TRIPS = {"query": 1, "bind_execute": 1, "bind_execute_many": 1, "copy_in": 2, "copy_out": 1}
+_REQUESTS = ("query", "bind_execute", "bind_execute_many", "copy_in", "copy_out")
 _PREPARING = ("prepare", "close_statement")
 
 
@@ -35,19 +35,20 @@ class RoundTrips:
     def watch(self, connection: Connection[Record]) -> None:
         """From now on, count what is asked on this connection."""
         protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 - every request goes through it
-        for name, trips in _TRIPS.items():
-            setattr(protocol, name, self._counted(getattr(protocol, name), trips))
+        for name in _REQUESTS:
+            setattr(protocol, name, self._counted(getattr(protocol, name)))
         for name in _PREPARING:
-            setattr(protocol, name, self._counted(getattr(protocol, name), 1, PREPARE))
+            setattr(protocol, name, self._counted(getattr(protocol, name), PREPARE))
 
     def take(self) -> dict[str, int]:
-        """Return how many there were since the last call, by their purpose."""
+        """Return how many there were since the last call, by their purpose; a batch is over."""
+        self.purpose = "other"
         counts, self._counts = self._counts, defaultdict(int)
         return dict(counts)
 
-    def _counted(self, request: Callable[..., Any], trips: int, purpose: str | None = None) -> Callable[..., Any]:
+    def _counted(self, request: Callable[..., Any], purpose: str | None = None) -> Callable[..., Any]:
         def counted(*args: Any, **options: Any) -> Any:
-            self._counts[purpose or self.purpose] += trips
+            self._counts[purpose or self.purpose] += 1
             return request(*args, **options)
 
         return counted

@@ -18,10 +18,11 @@ from tests.support.handlers import COLLECT, INSERT
 from tests.support.logs import events
 
 BATCH = {"max_messages": 500, "linger_ms": 300}
-# What every batch waits for. A COPY waits twice: for leave to send, and for the end.
-FIXED = {"begin": 1, "ledger": 1, "commit": 1}
-BY_COPY = FIXED | {"claim": 2}
-BY_INSERT = FIXED | {"claim": 1}
+# What every batch waits for, whether its claim goes by COPY or by INSERT. While full batches follow each other, it
+# begins in the round trip that commits the one before.
+FOLLOWING = {"claim": 1, "ledger": 1, "commit": 1}
+FIXED = {"begin": 1} | FOLLOWING
+MOST = 6
 
 
 async def arrays(messages: Messages[Any], db: Database) -> Outputs:
@@ -86,16 +87,15 @@ async def test_round_trips_of_a_batch_are_as_few_as_its_statements(
 ) -> None:
     b = bench(f"{__name__}:{handler.__name__}", batch=BATCH)
     found = await batches(b, logs, numbered(1000, 3000))
-    large = [trips for records, trips in found if records >= COPY_FROM]
-    assert large == [BY_COPY | of_handler] * len(large)
-    assert len(large) >= 4
-    assert sum(large[0].values()) <= 7
+    assert all(trips in (FIXED | of_handler, FOLLOWING | of_handler) for _, trips in found), found
+    assert sum(records >= COPY_FROM for records, _ in found) >= 4
+    assert max(sum(trips.values()) for _, trips in found) <= MOST
 
 
 async def test_few_records_are_claimed_in_one_round_trip(bench: MakeBench, logs: list[Any]) -> None:
     b = bench(f"{__name__}:write", batch=BATCH)
     found = await batches(b, logs, numbered(1000, 1001))
-    assert found == [(1, BY_INSERT | {"writes": 1})]
+    assert found == [(1, FIXED | {"writes": 1})]
 
 
 @pytest.mark.parametrize(("handler", "extra"), [(execute, {}), (read_and_write, {"writes": 0})])
@@ -105,9 +105,8 @@ async def test_handlers_that_wait_make_a_round_trip_for_every_wait(
     b = bench(f"{__name__}:{handler.__name__}", batch=BATCH)
     found = await batches(b, logs, numbered(1000, 1300))
     for records, trips in found:
-        fixed = BY_COPY if records >= COPY_FROM else BY_INSERT
-        # A read sends what is queued before it: each message but the first has a write before it.
-        assert trips == fixed | {"handlers": records} | dict.fromkeys(extra, records)
+        # A read sends what was queued before it; the last write goes at the end.
+        assert {"begin": 1} | trips == FIXED | {"handlers": records} | dict.fromkeys(extra, records)
 
 
 async def test_results_are_kept_in_one_round_trip(bench: MakeBench, logs: list[Any]) -> None:
@@ -125,15 +124,15 @@ async def test_first_batch_prepares_and_what_is_prepared_stays(bench: MakeBench,
     first, *later = [event["round_trips"] for event in events(logs, "batch_committed")]
     statements = ["the claim's", "the handler's", "the ledger's"]
     assert first["prepare"] == len(statements)
-    assert later == [BY_INSERT | {"handlers": 1}] * 2
+    assert later == [FIXED | {"handlers": 1}] * 2
 
 
 async def test_known_key_makes_a_large_batch_begin_anew_and_that_is_counted(bench: MakeBench, logs: list[Any]) -> None:
     b = bench(f"{__name__}:nothing", batch=BATCH)
     found = await batches(b, logs, [*numbered(1000, 1400), *numbered(0, 1)])
-    again = [trips for _, trips in found if trips["begin"] > 1]
-    assert all(trips["begin"] == 2 and trips["claim"] == 4 for trips in again), "COPY, then INSERT and a look-up"
-    assert len(again) <= 1
+    again = [trips for _, trips in found if trips["claim"] > 1]
+    assert all(trips["begin"] <= 2 and trips["claim"] <= 3 for trips in again), "COPY, then INSERT and a look-up"
+    assert len(again) == 1
 
 
 async def test_progress_says_what_all_batches_waited_for(bench: MakeBench, logs: list[Any]) -> None:
