@@ -110,9 +110,17 @@ class Statements:
         """Have these looked up between this transaction and the next."""
         self._footprints_wanted.update(sql for sql in statements if sql not in self._footprints)
 
+    @property
+    def have_footprints_to_look_up(self) -> bool:
+        return bool(self._footprints_wanted) or self._footprints_are_stale
+
+    @property
+    def _footprints_are_stale(self) -> bool:
+        return bool(self._footprints) and time.monotonic() > self._footprints_fresh_until
+
     async def look_up_footprints(self) -> None:
         """Look up what is wanted, and sometimes again what is known. No transaction may be open."""
-        if self._footprints and time.monotonic() > self._footprints_fresh_until:
+        if self._footprints_are_stale:
             self._footprints_wanted |= self._footprints.keys() & self._footprints_used
             self._footprints.clear()
             self._footprints_used.clear()
