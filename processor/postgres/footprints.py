@@ -72,14 +72,23 @@ LOCKED_TABLES = """
            ) AS is_opaque,
            EXISTS (
                SELECT FROM member WHERE member.top = wanted.top AND (
-                   EXISTS (SELECT FROM pg_trigger WHERE tgrelid = table_id AND NOT tgisinternal)
-                   OR EXISTS (SELECT FROM pg_rewrite WHERE ev_class = table_id)
+                   EXISTS (SELECT FROM pg_rewrite WHERE ev_class = table_id)
+                   OR EXISTS (
+                       SELECT FROM pg_trigger
+                       JOIN pg_proc ON pg_proc.oid = tgfoid JOIN pg_language ON pg_language.oid = prolang
+                       WHERE tgrelid = table_id AND NOT tgisinternal AND (lanname <> 'plpgsql' OR tgqual IS NOT NULL)
+                   )
                    OR EXISTS (
                        SELECT FROM pg_constraint JOIN pg_attribute ON attrelid = confrelid AND attnum = ANY (confkey)
                        WHERE confrelid = table_id AND attgenerated <> ''
                    )
                )
            ) AS does_more_when_written,
+           ARRAY (
+               SELECT DISTINCT prosrc
+               FROM pg_trigger JOIN member ON table_id = tgrelid JOIN pg_proc ON pg_proc.oid = tgfoid
+               WHERE member.top = wanted.top AND NOT tgisinternal
+           ) AS trigger_bodies,
            ARRAY (
                SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef JOIN member ON table_id = adrelid
                WHERE member.top = wanted.top
@@ -183,17 +192,21 @@ class _Touched:
 
     def _may_lose_keys(self, table: int) -> bool:
         """Return whether keys of this table, that rows of others may refer to, may be changed or deleted."""
-        keys = self._tables[table]["key_columns"]
-        return self._said.change not in ("insert", "update") or not self._said.assigned.isdisjoint(keys)
+        row = self._tables[table]
+        assigned = set(self._said.assigned)
+        for body in row["trigger_bodies"]:
+            assigned |= sqltext.words(body) or set(row["key_columns"])
+        return self._said.change not in ("insert", "update") or not assigned.isdisjoint(row["key_columns"])
 
     def called(self) -> tuple[list[str], list[str]]:
         """Return the names of functions that may be called, with parentheses or behind a dot."""
         called, dotted = set(self._said.called), set(self._said.dotted)
-        for table in self._read | self._changed:
-            for expression in self._tables[table]["expressions"]:
-                more_called, more_dotted = sqltext.names(_NEXT_VALUE.sub("", expression))
-                called |= more_called
-                dotted |= more_dotted
+        texts = [text for table in self._read | self._changed for text in self._tables[table]["expressions"]]
+        texts += [text for table in self._changed for text in self._tables[table]["trigger_bodies"]]
+        for text in texts:
+            more_called, more_dotted = sqltext.names(_NEXT_VALUE.sub("", text))
+            called |= more_called
+            dotted |= more_dotted
         return list(called), list(dotted)
 
     def footprint(self, more_writes: Iterable[int]) -> Footprint | None:
@@ -203,7 +216,7 @@ class _Touched:
                 return None
         for table in self._changed:
             row = self._tables[table]
-            if row["does_more_when_written"]:
+            if row["does_more_when_written"] or any(map(sqltext.may_run_statements, row["trigger_bodies"])):
                 return None
             reads.update(-parent for parent in row["parents"])
             writes.update(row["sequences"])

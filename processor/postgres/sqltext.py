@@ -21,6 +21,55 @@ _TOKEN = re.compile(
 )
 _COMMANDS = frozenset({"select", "values", "with", "insert", "update", "delete", "merge"})
 _CHANGES = frozenset({"insert", "update", "delete", "merge"})
+_STATEMENTS = _COMMANDS | frozenset(
+    [
+        "table",
+        "perform",
+        "execute",
+        "call",
+        "do",
+        "open",
+        "fetch",
+        "move",
+        "for",
+        "foreach",
+        "copy",
+        "truncate",
+        "lock",
+        "notify",
+        "listen",
+        "unlisten",
+        "set",
+        "reset",
+        "create",
+        "alter",
+        "drop",
+        "grant",
+        "revoke",
+        "comment",
+        "import",
+        "refresh",
+        "reindex",
+        "cluster",
+        "vacuum",
+        "analyze",
+        "prepare",
+        "deallocate",
+        "discard",
+        "explain",
+        "show",
+        "load",
+        "security",
+        "reassign",
+        "checkpoint",
+        "start",
+        "commit",
+        "rollback",
+        "savepoint",
+        "release",
+        "abort",
+    ]
+)
 
 
 class _Token(NamedTuple):
@@ -52,11 +101,21 @@ def read(sql: str) -> Said | None:
     return Said(change, assigned, *_names(tokens))
 
 
-def names(expression: str) -> tuple[frozenset[str], frozenset[str]]:
+def names(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the functions that an expression may call, as in `Said.called` and `Said.dotted`."""
-    tokens = _tokens(expression)
-    assert tokens is not None  # Postgres writes expressions down without comments
-    return _names(tokens)
+    return _names(_tokens(text) or [])
+
+
+def words(text: str) -> frozenset[str] | None:
+    """Return every word of a text; None if it is not understood."""
+    tokens = _tokens(text)
+    return None if tokens is None else frozenset(token.name for token in tokens)
+
+
+def may_run_statements(body: str) -> bool:
+    """Return whether a function in PL/pgSQL may do more than calculate: each statement has one of these words."""
+    tokens = _tokens(body)
+    return tokens is None or any(token.keyword in _STATEMENTS for token in tokens)
 
 
 def _tokens(sql: str) -> list[_Token] | None:

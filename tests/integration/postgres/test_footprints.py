@@ -38,6 +38,22 @@ TABLES = """
     CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS '
         BEGIN INSERT INTO entries DEFAULT VALUES; RETURN NULL; END';
     CREATE TRIGGER watching AFTER INSERT ON watched FOR EACH ROW EXECUTE FUNCTION watch();
+    CREATE TABLE stamped (id bigint, code text, updated_at timestamptz);
+    CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF TG_OP = 'UPDATE' AND NEW.code <> OLD.code THEN RAISE EXCEPTION 'no'; END IF; -- select nothing
+            NEW.updated_at = now(); RETURN NEW;
+        END $$;
+    CREATE TRIGGER stamping BEFORE INSERT OR UPDATE ON stamped FOR EACH ROW EXECUTE FUNCTION stamp();
+    CREATE TABLE numbered (id bigint PRIMARY KEY, note text);
+    CREATE TABLE parts (numbered_id bigint REFERENCES numbered);
+    CREATE FUNCTION number() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.id := NEW.id + 1; RETURN NEW; END';
+    CREATE TRIGGER numbering BEFORE UPDATE ON numbered FOR EACH ROW EXECUTE FUNCTION number();
+    CREATE TABLE summed (id bigint, total numeric);
+    CREATE FUNCTION sum_up() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.total := total(); RETURN NEW; END';
+    CREATE TRIGGER summing BEFORE INSERT ON summed FOR EACH ROW EXECUTE FUNCTION sum_up();
+    CREATE TABLE picky (id bigint);
+    CREATE TRIGGER stamping BEFORE INSERT ON picky FOR EACH ROW WHEN (NEW.id > 1) EXECUTE FUNCTION stamp();
     CREATE TABLE ruled (id bigint);
     CREATE RULE ruling AS ON INSERT TO ruled DO ALSO INSERT INTO entries DEFAULT VALUES;
     CREATE TABLE guarded (id bigint);
@@ -60,6 +76,7 @@ APART = [
     ("INSERT INTO stock VALUES (gen_random_uuid()::text, random() * $1)", MOVE),
     ("INSERT INTO parted VALUES ($1, 1)", MOVE),
     ("SELECT sum(balance) FROM accounts", BOOK),
+    ("UPDATE stamped SET code = $2 WHERE id = $1", MOVE),
 ]
 
 TIED = [
@@ -85,12 +102,15 @@ TIED = [
     ("INSERT INTO parted_1 VALUES ($1, 1)", "UPDATE parted SET id = $1"),
     ("INSERT INTO debits (amount) VALUES ($1)", "INSERT INTO credits (amount) VALUES ($1)"),
     ("INSERT INTO arrivals (id) VALUES ($1)", "INSERT INTO departures (id) VALUES ($1)"),
+    ("UPDATE numbered SET note = $1", "INSERT INTO parts VALUES ($1)"),
     ("SELECT last_value + $1 FROM entries_id_seq", BOOK),
 ]
 
 # Each is tied to every other statement.
 UNKNOWN = [
     "INSERT INTO watched VALUES ($1)",
+    "INSERT INTO summed VALUES ($1)",
+    "INSERT INTO picky VALUES ($1)",
     "INSERT INTO ruled VALUES ($1)",
     "INSERT INTO guarded VALUES ($1)",
     "INSERT INTO checked VALUES ($1)",
