@@ -21,55 +21,17 @@ _TOKEN = re.compile(
 )
 _COMMANDS = frozenset({"select", "values", "with", "insert", "update", "delete", "merge"})
 _CHANGES = frozenset({"insert", "update", "delete", "merge"})
+# fmt: off
 _STATEMENTS = _COMMANDS | frozenset(
-    [
-        "table",
-        "perform",
-        "execute",
-        "call",
-        "do",
-        "open",
-        "fetch",
-        "move",
-        "for",
-        "foreach",
-        "copy",
-        "truncate",
-        "lock",
-        "notify",
-        "listen",
-        "unlisten",
-        "set",
-        "reset",
-        "create",
-        "alter",
-        "drop",
-        "grant",
-        "revoke",
-        "comment",
-        "import",
-        "refresh",
-        "reindex",
-        "cluster",
-        "vacuum",
-        "analyze",
-        "prepare",
-        "deallocate",
-        "discard",
-        "explain",
-        "show",
-        "load",
-        "security",
-        "reassign",
-        "checkpoint",
-        "start",
-        "commit",
-        "rollback",
-        "savepoint",
-        "release",
-        "abort",
-    ]
+    {
+        "table", "perform", "execute", "call", "do", "open", "fetch", "move", "for", "foreach", "copy",
+        "truncate", "lock", "notify", "listen", "unlisten", "set", "reset", "create", "alter", "drop", "grant",
+        "revoke", "comment", "import", "refresh", "reindex", "cluster", "vacuum", "analyze", "prepare",
+        "deallocate", "discard", "explain", "show", "load", "security", "reassign", "checkpoint", "start",
+        "commit", "rollback", "savepoint", "release", "abort",
+    }
 )
+# fmt: on
 
 
 class _Token(NamedTuple):
