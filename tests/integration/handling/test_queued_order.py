@@ -83,15 +83,13 @@ async def assert_right(bench: Bench) -> None:
     assert [row["balance"] for row in rows] == [row["booked"] for row in rows] == expected
 
 
-@pytest.mark.parametrize(("handler", "writes"), [("write", 2), ("collect", 2), ("insert", 3)])
-async def test_round_trips_do_not_grow_with_keys_that_repeat(
-    bench: MakeBench, logs: list[Any], handler: str, writes: int
-) -> None:
-    """Although the tables are tied by a foreign key: an UPDATE of a balance changes no key. A COPY makes two."""
+@pytest.mark.parametrize("handler", ["write", "collect", "insert"])
+async def test_round_trips_do_not_grow_with_keys_that_repeat(bench: MakeBench, logs: list[Any], handler: str) -> None:
+    """Although the tables are tied by a foreign key: an UPDATE of a balance changes no key."""
     b = bench(f"{__name__}:{handler}", batch=BATCH)
     await b.execute(TABLES)
     batches = await measured(b, logs)
-    assert [trips["writes"] for trips in batches] == [writes] * len(batches)
+    assert [trips["writes"] for trips in batches] == [2] * len(batches)
     assert len(batches) >= 4
     await assert_right(b)
 
