@@ -30,6 +30,7 @@ class Database:
         self._arguments = queue.statements.arrays.arguments
         self._key: object = None
         self._owner: int | None = None
+        self.waits_for_turn = False  # for a connection that others use
         self._newest = 0  # the number of the newest group with an ordered write of the current key
 
     async def execute(self, sql: str, *args: Any) -> str:
@@ -118,6 +119,7 @@ class Database:
         self._newest = newest_of_key.get(key, 0)
         self._key = key
         self._owner = owner
+        self.waits_for_turn = False
 
     async def stay_awake(self) -> None:
         """Send a statement: Postgres ends transactions that are idle for too long, and handlers may send none."""
@@ -144,7 +146,9 @@ class _Turn:
         self._sql = sql
 
     async def __aenter__(self) -> Statement:
+        self._database.waits_for_turn = True
         await self._queue.one_at_a_time.acquire()
+        self._database.waits_for_turn = False
         try:
             statement = await self._database.prepare(self._sql)
         except BaseException:

@@ -14,6 +14,10 @@ class HandlerError(Exception):
         self.index = index
 
 
+class OutOfTurn(HandlerError):
+    """A handler's time ran out while it waited for the statements of others: one of those is to blame, if any."""
+
+
 class SentTogether(Exception):
     """Something was refused that was sent for several messages at once; `what` is the statement, or the table."""
 

@@ -49,10 +49,11 @@ def _may_be_equal(args: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 class _Call:
-    def __init__(self, sql: str, args: Sequence[Any], owner: int | None, *, first_only: bool) -> None:
+    def __init__(self, database: Database, sql: str, args: Sequence[Any], *, first_only: bool) -> None:
+        self.database = database
         self.sql = sql
         self.args = args
-        self.owner = owner
+        self.owner = database.owner
         self.first_only = first_only
         self.answer: asyncio.Future[Sequence[Row]] = asyncio.get_running_loop().create_future()
 
@@ -72,9 +73,10 @@ class Reads:
     def gathers(self, sql: str) -> bool:
         return _is_query(sql) and sql not in self._alone
 
-    async def ask(self, sql: str, args: Sequence[Any], owner: int | None, *, first_only: bool) -> Sequence[Row]:
+    async def ask(self, database: Database, sql: str, args: Sequence[Any], *, first_only: bool) -> Sequence[Row]:
         self._queue.check(sql)
-        call = _Call(sql, args, owner, first_only=first_only)
+        call = _Call(database, sql, args, first_only=first_only)
+        database.waits_for_turn = True
         self._waiting.append(call)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all())
@@ -143,6 +145,7 @@ class Reads:
                 self._sent = calls = calls[:1]
             for call in calls:
                 queue.reach(call.owner)
+                call.database.waits_for_turn = False
             arguments = [statements.arrays.arguments(statement, call.args) for call in calls]
             statements.busy_wait.begin()
             try:
@@ -187,12 +190,12 @@ class GatheringDatabase(Database):
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
         if not self._reads.gathers(sql):
             return await super().fetch(sql, *args)
-        return list(await self._reads.ask(sql, args, self.owner, first_only=False))
+        return list(await self._reads.ask(self, sql, args, first_only=False))
 
     async def fetchrow(self, sql: str, *args: Any) -> Row | None:
         if not self._reads.gathers(sql):
             return await super().fetchrow(sql, *args)
-        rows = await self._reads.ask(sql, args, self.owner, first_only=True)
+        rows = await self._reads.ask(self, sql, args, first_only=True)
         return rows[0] if rows else None
 
     async def fetchval(self, sql: str, *args: Any) -> Any:

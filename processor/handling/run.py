@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from processor.errors import ProcessorError
 from processor.handling.database import Awake, Database
-from processor.handling.errors import HandlerError, NotYet
+from processor.handling.errors import HandlerError, NotYet, OutOfTurn
 from processor.handling.queue import Queue, QueuedWriteFailed
 from processor.handling.reads import GatheringDatabase, Reads
 from processor.handling.result import BatchResult, Gatherer, max_output
-from processor.handling.timeouts import HandlerTimeout, described
+from processor.handling.timeouts import HandlerTimedOut, HandlerTimeout, described
 from processor.messages.message import Messages, Output
 from processor.postgres import sqlstates
 
@@ -151,8 +151,8 @@ class BatchRun:
             await self._lane(deque([indices]), Database(self._queue))
         else:
             await self._lanes(indices)
-        # Report the first failure: the others only hit the transaction that it broke.
-        for trouble in self._troubles:
+        # Report the first failure: the others only hit the transaction that it broke, or waited for it.
+        for trouble in sorted(self._troubles, key=lambda trouble: isinstance(trouble, OutOfTurn)):
             raise trouble
 
     def _pieces(self, indices: Sequence[int]) -> Iterable[Sequence[int]]:
@@ -280,6 +280,8 @@ class BatchRun:
                     or sqlstates.is_bystander(error)
                 ):
                     raise
+                if database.waits_for_turn and isinstance(error, HandlerTimedOut):
+                    raise OutOfTurn(error) from error
                 self._fail(index, error)
             finally:
                 if self._careful:
