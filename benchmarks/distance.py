@@ -103,9 +103,9 @@ SUBJECTS: tuple[Subject, ...] = (
     _form("batch", "batch handler, two array statements", "batch", 1.5, profile="throughput"),
     _form("collect", "collect twice", "collect", 1.0),
     _form("collect-hot", f"the same, {HOT_KEYS} keys", "collect", 1.0, hot=True),
-    _form("write", "write twice", "write", 0.5),
-    _form("write-hot", f"the same, {HOT_KEYS} keys", "write", 0.5, hot=True),
-    _form("write-fk", "the same with a foreign key", "write", 0.5, hot=True, foreign_key=True),
+    _form("write", "write twice", "write", 1.0),
+    _form("write-hot", f"the same, {HOT_KEYS} keys", "write", 1.0, hot=True),
+    _form("write-fk", "the same with a foreign key", "write", 1.0, hot=True, foreign_key=True),
     _form("read", "one read, then one write", "read", 0.1, waits=2),
     _form("read-16", "the same, concurrency = 16", "read", 0.1, waits=2, concurrency=16),
     _form("execute", "execute twice", "execute", 0.1, waits=2),
@@ -167,7 +167,7 @@ def _feed(site: Site, subject: Subject, place: Place, records: int) -> Feed:
     if not isinstance(subject, Form):
         return site.feed(wanted)
     if subject.waits and place.delay:
-        wanted = min(wanted, int(SECONDS * 1000 / (subject.waits * place.delay) * subject.concurrency))
+        wanted = min(wanted, max(1000, int(SECONDS * 1000 / (subject.waits * place.delay) * subject.concurrency)))
     return site.feed(wanted, keys=HOT_KEYS if subject.hot else 0)
 
 
