@@ -89,11 +89,13 @@ async def make(db: Connection, settings: Settings, wanted: Wanted) -> Plan:
     ledger = await audit.ledger(db, settings.consumer, inputs)
     times = await asyncio.to_thread(_at_times, extents, wanted, [*of_inputs, *of_outputs])
     plan.all_of_input = wanted.everything and not await asyncio.to_thread(extents.may_lose, inputs)
-    for at, extent in of_inputs.items():
-        if wanted.partition in (None, at.number):
-            _plan_input(plan, at, extent, ledger.get(at), group.get(at), wanted, times)
-    if not plan.spans and not plan.findings:
-        raise SetupError(f"{settings.consumer} has processed nothing of {', '.join(inputs)}, as far as it was chosen")
+    begun = [at for at in of_inputs if at in ledger or group.get(at) is not None]
+    chosen = [at for at in begun if wanted.partition in (None, at.number)]
+    if not chosen:
+        of = ", ".join(inputs) if wanted.partition is None else f"partition {wanted.partition} of {', '.join(inputs)}"
+        raise SetupError(f"{settings.consumer} has processed nothing of {of}")
+    for at in chosen:
+        _plan_input(plan, at, of_inputs[at], ledger.get(at), group.get(at), wanted, times)
     for at, extent in of_outputs.items():
         start = max(extent.start, times[0].get(at, extent.start))
         if start < extent.end:
@@ -152,8 +154,6 @@ def _plan_input(
     wanted: Wanted,
     times: tuple[dict[Partition, Any], ...],
 ) -> None:
-    if ledger is None and committed is None:
-        return  # nobody has begun with it
     if ledger is not None and ledger.topic_id != extent.topic_id:
         why = f"it has the id {ledger.topic_id}, the topic is {extent.topic_id} now: see `processor topic-recreated`"
         plan.findings.append(Finding("other_topic", *at, None, None, why))
