@@ -52,6 +52,13 @@ def show(results: Results, *, markdown: bool = False) -> None:
             f" last fifth / second fifth {soak.flatness:.3f}, p99 {soak.p99_ms:.0f} ms",
             highlight=False,
         )
+    if results.audit is not None and not results.audit.wrong:
+        audit = results.audit
+        console.print(
+            f"audit: {audit.records:,} records in {audit.seconds:.0f} s, {audit.rate:,.0f} a second, memory at most"
+            f" {audit.highest_mb:.0f} MB; interrupted at {audit.interrupted_at:,}",
+            highlight=False,
+        )
     for line in results.wrong:
         console.print(Text(line, "bold red"))
     shares = _shares(results)

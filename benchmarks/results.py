@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against import Comparison
+from benchmarks.audit import Audit
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
@@ -42,6 +43,7 @@ class Results:
     stalls: list[Stall] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     soak: Soak | None = None
+    audit: Audit | None = None
 
     @property
     def wrong(self) -> list[str]:
@@ -53,6 +55,8 @@ class Results:
         found += [(f"{one.subject}, pair {one.pair + 1}", one.wrong) for one in self.comparisons]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
+        if self.audit is not None:
+            found.append(("audit", self.audit.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
 
     def rates(self, name: str) -> dict[int, float]:
@@ -118,6 +122,7 @@ class Results:
             first.stalls += other.stalls
             first.comparisons += other.comparisons
             first.soak = other.soak or first.soak
+            first.audit = other.audit or first.audit
         return first
 
     @classmethod
@@ -130,4 +135,5 @@ class Results:
         fields["stalls"] = [Stall(**stall) for stall in fields["stalls"]]
         fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
+        fields["audit"] = Audit(**fields["audit"]) if fields.get("audit") else None
         return cls(**fields)
