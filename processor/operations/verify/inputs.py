@@ -53,8 +53,7 @@ class Inputs:
         for raw in raws:
             offset = raw.offset() or 0
             id_, kind = name(raw, f"{prefix}{offset}")
-            value = raw.value()
-            entries.append(Entry(offset, id_, key(id_.encode()), NO_VALUE if value is None else _checksum(value), kind))
+            entries.append(Entry(offset, id_, key(id_.encode()), checksum(raw.value()), kind))
         return entries
 
     async def judge(self, db: Connection, entries: list[Entry], span: Span) -> None:
@@ -146,7 +145,9 @@ async def _look_up(db: Connection, entries: list[Entry], span: Span) -> list[Odd
     )
 
 
-def _checksum(value: bytes) -> int:
+def checksum(value: bytes | None) -> int:
     """Return CRC-32 as Postgres' integer holds it."""
-    checksum = zlib.crc32(value)
-    return checksum - 2**32 if checksum >= 2**31 else checksum
+    if value is None:
+        return NO_VALUE
+    found = zlib.crc32(value)
+    return found - 2**32 if found >= 2**31 else found

@@ -17,7 +17,7 @@ from processor.operations.verify.identity import Identity, Kind, keys
 from processor.settings.schema import HandlerSettings, MessageSettings, Settings
 from tests.support.readings import reading
 
-PLACE = "orders:id1:0:5"
+PLACE = "orders::0:5"
 HANDLERS = {"T": True, "W": False, "*": True}
 
 
