@@ -93,7 +93,7 @@ async def test_everything_ordinary_is_counted_by_what_it_is_and_is_no_finding(be
         "without_inbox": 2,
         "for_another_consumer": 1,
     }
-    assert found.outputs == {"records": 8, "with_origin": 7, "of_others": 1}
+    assert found.outputs == {"records": 9, "with_origin": 8, "of_others": 1}
 
 
 async def test_parked_and_discarded_messages_are_no_finding(bench: MakeBench) -> None:
