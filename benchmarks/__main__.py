@@ -40,7 +40,7 @@ GROWTH_RECORDS = 300_000
 PAIR_RECORDS = 200_000
 QUICK_RECORDS = 30_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
-AUDIT_RECORDS = 10_000_000
+AUDIT_RECORDS = 5_000_000
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
 PEERS_PYTHON = Path(".bench/bin/python")
@@ -180,7 +180,7 @@ def soak(
 @app.command()
 def audit(
     records: Annotated[
-        int, typer.Option(min=1000, help="Records that are read: half of them input, half outputs.")
+        int, typer.Option(min=1000, help="Messages of the input; there are as many outputs.")
     ] = AUDIT_RECORDS,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,

@@ -1,7 +1,6 @@
 """`processor verify` over millions of records: its memory, its rate, and that it goes on after an interruption.
 
-Input, inbox and outputs are made as the processor leaves them, each message with one output: half of the records that
-are read are input, half are outputs.
+Input, inbox and outputs are made as the processor leaves them, each message with one output.
 """
 
 from __future__ import annotations
@@ -57,20 +56,24 @@ _COPY_END = b"\xff\xff"
 
 @dataclass(slots=True)
 class Audit:
-    records: int  # input and outputs
+    messages: int  # of the input; there are as many outputs
     seconds: float = 0.0  # both runs
     highest_mb: float = 0.0
     interrupted_at: int = 0  # offsets that the first run had read
     wrong: list[str] = field(default_factory=list)
 
     @property
+    def records(self) -> int:
+        return 2 * self.messages
+
+    @property
     def rate(self) -> float:
         return self.records / self.seconds
 
 
-def audit(site: Site, records: int, show: Show) -> Audit:
-    result = Audit(records)
-    count = records // 2 // PARTITIONS * PARTITIONS
+def audit(site: Site, messages: int, show: Show) -> Audit:
+    count = messages // PARTITIONS * PARTITIONS
+    result = Audit(count)
     with site.topic("audit") as topic, site.job("audit", topic) as job:
         config = site.folder / f"{job.group}.toml"
         config.write_text(BATCH.config(job))
@@ -83,7 +86,7 @@ def audit(site: Site, records: int, show: Show) -> Audit:
         show.step(f"{count} rows of the inbox")
         database.connected(job.database, lambda connection: _fill(connection, job, topic_id, count))
         _commit(job, count // PARTITIONS)
-        show.step(f"verify {2 * count} records")
+        show.step(f"verify {result.records} records")
         _verify(site, job, config, result, show)
     return result
 

@@ -121,9 +121,11 @@ def verify(
     committed readers see, shares no code with the engine, and may run beside
     the service. Exit status 5 if it finds something.
 
-    Examples: `processor verify shop.toml --state /var/tmp/audit`, all that is
-    there, and again after an interruption; `processor verify shop.toml
-    --since 24h -o json`, the last day, for a script.
+    Examples:
+
+        processor verify shop.toml --state /var/tmp/audit
+
+        processor verify shop.toml --since 24h -o json
     """
     wanted = range_.wanted()
     settings = load(config_file)

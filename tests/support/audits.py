@@ -63,7 +63,7 @@ def output_id(consumer: str, cause: str, place: int = 0) -> str:
 
 def plant_output(bench: Bench, headers: list[tuple[str, bytes]], *, commit: bool = True) -> int:
     """Put a record into the output topic as a transactional producer would; its offset."""
-    offsets: list[int] = []
+    offsets: list[Any] = []
     producer = Producer(
         {"bootstrap.servers": bench.bootstrap_servers, "transactional.id": f"{bench.consumer}-planted", "log_level": 0}
     )
@@ -80,7 +80,7 @@ def plant_output(bench: Bench, headers: list[tuple[str, bytes]], *, commit: bool
         producer.commit_transaction(SECONDS)
     else:
         producer.abort_transaction(SECONDS)
-    return offsets[0]
+    return int(offsets[0])
 
 
 def commit_offset(bench: Bench, partition: int, offset: int) -> None:

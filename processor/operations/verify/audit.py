@@ -92,6 +92,7 @@ async def run(
         progress = Progress(about, plan, Findings(limit), time.time())
         for finding in plan.findings:
             progress.findings.add(finding)
+    progress.findings.limit = limit
     running = Audit(db, settings, wanted, progress, where, stop, watcher)
     finished = await running.run()
     return Report(progress, resumed, not finished, time.monotonic() - began)
@@ -180,7 +181,6 @@ class Audit:
             return Chunk(side.read(raws, span), scan.position, lost_before + scan.expired, first_ms)
 
         reading = asyncio.create_task(asyncio.to_thread(read))
-        begun = False
         try:
             while True:
                 chunk = await reading
@@ -189,9 +189,8 @@ class Audit:
                     reading = asyncio.create_task(asyncio.to_thread(read))
                 if chunk.records:
                     await side.judge(self._db, chunk.records, span)
-                    if not begun or chunk.expired > span.expired:
-                        self._note_beginning(span, chunk)
-                    begun = True
+                    if span.first_ms is None or chunk.expired > span.expired:
+                        span.first_ms = chunk.first_ms
                 span.position, span.expired = chunk.position, chunk.expired
                 self._watcher.read(self._progress.done, self._progress.total)
                 self._save_if_due()
@@ -199,12 +198,6 @@ class Audit:
                     break
         finally:
             await asyncio.wait([reading])
-
-    def _note_beginning(self, span: Span, chunk: Chunk) -> None:
-        """What is older than the first output that is left of a partition may have been there, too."""
-        plan = self._progress.plan
-        if not span.is_input and (span.start > 0 or chunk.expired) and chunk.first_ms is not None:
-            plan.outputs_from_ms = max(plan.outputs_from_ms, chunk.first_ms)
 
     async def _compare(self, below: Mapping[Partition, int]) -> None:
         progress = self._progress
@@ -219,7 +212,7 @@ class Audit:
             progress.findings,
             below=below,
             origins_complete=all_have_rows or all_read,
-            gaps_from_ms=plan.outputs_from_ms if plan.gaps_judged else None,
+            gaps_from_ms=plan.begins_ms() if plan.gaps_judged else None,
         )
         self._book.flush()
         while progress.buckets < BUCKETS and not self._stop.is_set():

@@ -60,6 +60,7 @@ class Span:
     expired: int = 0  # offsets that the log lost before they were read
     partition_id: int = -1  # of an input's partition in the inbox
     applied: int = 0  # below it the ledger says that everything is applied
+    first_ms: int | None = None  # the timestamp of the first record that was read
 
     @property
     def at(self) -> Partition:
@@ -73,7 +74,12 @@ class Plan:
     notes: list[str] = field(default_factory=list)  # what cannot be judged, and why
     all_of_input: bool = True  # nothing that was ever processed is missing from what is read
     gaps_judged: bool = True
-    outputs_from_ms: int = 0  # an output that is older may have expired
+    outputs_from_ms: int = 0  # an output that is older may have expired, as far as is known before reading
+
+    def begins_ms(self) -> int:
+        """Since when no output can have expired: each log still has what was there, or a record that is older."""
+        cut = (span for span in self.spans if not span.is_input and (span.start > 0 or span.expired))
+        return max([self.outputs_from_ms, *(span.first_ms for span in cut if span.first_ms is not None)])
 
 
 async def make(db: Connection, settings: Settings, wanted: Wanted) -> Plan:

@@ -11,7 +11,7 @@ from pathlib import Path
 from processor.errors import SetupError
 
 BUCKETS = 128
-HELD_BYTES = 16_777_216
+HELD_BYTES = 4_194_304
 
 
 class Spill:
