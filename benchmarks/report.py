@@ -56,7 +56,8 @@ def show(results: Results, *, markdown: bool = False) -> None:
         audit = results.audit
         console.print(
             f"audit: {audit.messages:,} messages and as many outputs in {audit.seconds:.0f} s,"
-            f" {audit.rate:,.0f} records a second, memory at most {audit.highest_mb:.0f} MB; interrupted at {audit.interrupted_at:,}",
+            f" {audit.rate:,.0f} records a second, memory at most {audit.highest_mb:.0f} MB;"
+            f" interrupted at {audit.interrupted_at:,}",
             highlight=False,
         )
     for line in results.wrong:
