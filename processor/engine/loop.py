@@ -122,6 +122,8 @@ class Loop:
 
     async def _next_batch(self) -> Batch | None:
         """Steps 1 and 2: take records from the poll thread. Return None when there are none."""
+        if not self._reader.has_a_batch:
+            await self._transactions.rest()
         await self._intake.gather()
         await self._look_up()
         batch = self._intake.take()
@@ -211,6 +213,7 @@ class Loop:
 
     async def _try(self, part: Batch) -> Outcome:
         if part.rows and part.rows[0].alone:
+            await self._transactions.rest()
             culprit = await self._attempts.begin(part)
             if culprit is not None:
                 return culprit
@@ -234,7 +237,7 @@ class Loop:
             await self._publishing.room()  # 6
             shares, sent = self._shares(batch, result), self._housekeeping.sent()
             await transaction.advance(list(shares.values()), list(sent.values()))  # 7: Fenced if another owns one
-            await transaction.commit()  # 8
+            await transaction.commit(more=self._reader.has_a_batch)  # 8
         self._housekeeping.forgotten(sent)
         self._advanced(batch, shares, result, ends)
         more = self._reader.has_a_batch and not any(owned.leaving for owned in shares)
@@ -342,6 +345,7 @@ class Loop:
     async def _start_over(self, trouble: Exception, used: Sequence[OwnedPartition]) -> None:
         """Recover the partitions that are in trouble; the others go on."""
         affected = set(used)
+        await self._transactions.rest()
         try:
             await self._publishing.finish()
         except Trouble:

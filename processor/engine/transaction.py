@@ -6,14 +6,16 @@ Every BEGIN, COMMIT and ROLLBACK of a batch is here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from processor import failpoints
 from processor.engine.failing.outcomes import Again, Cut, Wait
-from processor.errors import BatchAborted, ConnectionLost, Fenced
+from processor.errors import BatchAborted, ConnectionLost, Fenced, ProcessorError
 from processor.observe.events import RollbackFailed
 from processor.postgres.claims import BusyElsewhere, Claims, CutBefore
+from processor.postgres.deadlocks import HAS_TURN
 from processor.postgres.session import Connection, Session
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Transactions:
         self.parking = parking
         self.partitions = partitions
         self.emit = emit
+        self.begun: Begun | None = None
 
     @asynccontextmanager
     async def open(self, batch: Batch) -> AsyncIterator[Transaction]:
@@ -67,8 +70,25 @@ class Transactions:
                 raise
             await transaction.close()
 
+    async def rest(self) -> None:
+        """End the transaction that was begun for a next batch, which has not come: an idle one would hold its turn."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            with suppress(ProcessorError):  # the connection is lost, and the transaction with it
+                async with self.session.use() as connection:
+                    if connection is begun.connection:
+                        await connection.execute("ROLLBACK")
+
     async def close(self) -> None:
         await self.session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A transaction without a batch yet: the commit of the one before has begun it."""
+
+    connection: Connection
+    has_turn: bool
 
 
 class Transaction:
@@ -108,6 +128,11 @@ class Transaction:
         return claims
 
     async def _begin(self, *, anew: bool = False) -> None:
+        begun, self._of.begun = self._of.begun, None
+        if begun is not None and begun.connection is self._connection:
+            if begun.has_turn:
+                return
+            anew = True
         gate = self._of.gate
         await gate.wait_for_turn(self._connection, gate.begin_sql(anew=anew))
 
@@ -126,12 +151,18 @@ class Transaction:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
         failpoints.reach("after_ledger")
 
-    async def commit(self) -> None:
-        """Commit. If the answer is lost, so is the connection, and recovery reads the outcome from the ledger."""
+    async def commit(self, *, more: bool) -> None:
+        """Commit; if `more` batches are there already, begin the next transaction in the same round trip.
+
+        If the answer is lost, so is the connection, and recovery reads the outcome from the ledger.
+        """
         failpoints.reach("before_postgres_commit")
         self._open = False
-        # Postgres answers the COMMIT of a failed transaction with ROLLBACK and without an error.
-        if await self._connection.execute("COMMIT") != "COMMIT":
+        both = self._of.gate.commit_and_begin_sql() if more else None
+        status = await self._connection.execute(both or "COMMIT")
+        if both is not None:  # `advance` has just gone through, so this was no COMMIT of a failed transaction
+            self._of.begun = Begun(self._connection, status == HAS_TURN)
+        elif status != "COMMIT":  # Postgres answers the COMMIT of a failed transaction with ROLLBACK, without an error
             raise BatchAborted("Postgres rolled the batch back")
         failpoints.reach("after_postgres_commit")
         self._of.gate.committed()

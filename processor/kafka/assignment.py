@@ -22,5 +22,6 @@ class Assignment:
     reading: Reading | None = None  # the current one; None while the partition is not read
     buffer: Buffer = field(default_factory=Buffer)
     read: int = 0  # the offset after the last record that was read, or the one where reading began
+    current: bool = False  # less than a batch of it is waiting, here and at the broker
     empty: range = range(0)  # offsets known to hold no record for us: transaction markers and aborted records
     astray: str | None = None  # why nothing more can be read: the position is outside of the log

@@ -24,6 +24,8 @@ from processor.kafka import connections
 from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import memory
 from processor.kafka.final import raise_if_final
+from processor.kafka.throttle import Throttle
+from processor.kafka.turns import Turns
 from processor.messages.batch import Batch, Span
 from processor.messages.message import Partition
 from processor.messages.record import Reading
@@ -63,14 +65,14 @@ class PartitionReader:
         self.when_leaving: Callable[[], None] = lambda: None
         self.buffered = 0  # records
         self.buffered_bytes = 0
-        self._first = 0
+        self._turns = Turns(settings.batch.max_messages)
         self._assignments: dict[Partition, Assignment] = {}
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
         self._to_begin: dict[Assignment, tuple[Reading, int]] = {}
         self._to_meet: set[str] = set()  # topics that will be read
         self._reading: set[Partition] = set()  # used by the poll thread only
-        self._throttled = False
+        self._throttle = Throttle(self._consumer, settings.batch.buffer_bytes)
         self.outside = False  # the group has dropped us, and has assigned nothing since
         self._closing = False
         self._failure: BaseException | None = None
@@ -109,16 +111,13 @@ class PartitionReader:
 
         The records are in offset order within each partition. The partitions are in use until they are released.
         """
-        batch = self._settings.batch
+        max_bytes = self._settings.batch.max_bytes
         taken: list[Span] = []
         records, size = 0, 0
         with self._changed:
-            ready = [assignment for assignment in self._assignments.values() if assignment.buffer.records]
-            # Each time another partition comes first, so that none starves. Taking a little of each would be as fair,
-            # but would split every batch into as many pieces, in the ledger and in memory.
-            self._first = (self._first + 1) % max(1, len(ready))
-            for assignment in ready[self._first :] + ready[: self._first]:
-                spans = assignment.buffer.take(batch.max_messages - records, batch.max_bytes - size)
+            most, shares = self._turns.next(self._assignments.values())
+            for share in shares:
+                spans = share.assignment.buffer.take(min(share.most, most - records), max_bytes - size)
                 taken += spans
                 records += sum(map(len, spans))
                 size += sum(span.size for span in spans)
@@ -141,6 +140,7 @@ class PartitionReader:
             self._drop_buffer(assignment)
             assignment.active, assignment.reading = True, reading
             assignment.read, assignment.empty, assignment.astray = offset, range(0), None
+            assignment.current = False
             self._to_begin[assignment] = reading, offset
             self._changed.notify_all()
 
@@ -245,7 +245,7 @@ class PartitionReader:
             bite = min(BITE, self._settings.batch.max_messages)
             while not self._closing:
                 self._serve_requests()
-                self._throttle()
+                self._hold_back()
                 if self._starving():
                     first = self._consumer.poll(POLL_SECONDS)
                     messages = [] if first is None else [first, *self._consumer.consume(bite, 0)]
@@ -300,8 +300,8 @@ class PartitionReader:
                 where = TopicPartition(assignment.partition.topic, assignment.partition.number, offset)
                 self._consumer.incremental_assign([where])
                 self._reading.add(assignment.partition)
-                if self._throttled:
-                    self._consumer.pause([where])
+                if self._throttle.paused:
+                    self._throttle.pause([assignment.partition])
                 with self._changed:
                     assignment.fetching = assignment.reading is reading  # unless another reading has begun meanwhile
 
@@ -315,23 +315,14 @@ class PartitionReader:
 
     def _stop_reading(self, partition: Partition) -> None:
         if partition in self._reading:
-            where = [TopicPartition(partition.topic, partition.number)]
-            self._consumer.resume(where)  # otherwise it would still be paused when it is assigned again
-            self._consumer.incremental_unassign(where)
+            self._throttle.forget(partition)
+            self._consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
             self._reading.discard(partition)
 
-    def _throttle(self) -> None:
-        """Hold back while the buffer is full: for a moment by not polling, for longer by pausing the partitions.
-
-        A pause discards what librdkafka has fetched ahead, so partitions are paused only if handlers do not keep up.
-        """
+    def _hold_back(self) -> None:
+        """Hold back while the buffer is full: for a moment by not polling, for longer by pausing partitions."""
         limit = self._settings.batch.buffer_bytes
-        if self._throttled:
-            if self.buffered_bytes <= limit // 2:
-                self._throttled = False
-                self._consumer.resume(self._places())
-            return
-        if self.buffered_bytes < limit:
+        if not self._throttle.adjust(self.buffered_bytes, self.fetching()):
             return
         with self._changed:
             go_on = self._changed.wait_for(
@@ -339,15 +330,11 @@ class PartitionReader:
                 FULL_SECONDS,
             )
         if not go_on:
-            self._throttled = True
-            self._consumer.pause(self._places())
-
-    def _places(self) -> list[TopicPartition]:
-        return [TopicPartition(partition.topic, partition.number) for partition in self._reading]
+            self._throttle.pause(self._reading)
 
     def _starving(self) -> bool:
         """Return whether not even the next batch is complete, although partitions are being read."""
-        return not (self.has_a_batch or self._throttled) and bool(self.fetching())
+        return not (self.has_a_batch or self._throttle.paused) and bool(self.fetching())
 
     def _keep(self, messages: list[Any]) -> None:
         bad = [message for message in messages if message.error() is not None]
@@ -374,7 +361,16 @@ class PartitionReader:
             for assignment, end in ends.items():
                 if assignment.fetching and assignment.read < end:
                     assignment.empty = range(assignment.read, end)
+            for assignment in {*ends, *(assignment for assignment, _, _ in decoded)}:
+                assignment.current = self._is_current(assignment)
         self._wake()
+
+    def _is_current(self, assignment: Assignment) -> bool:
+        """Return whether less than a batch of this partition waits, here and at the broker."""
+        place = TopicPartition(assignment.partition.topic, assignment.partition.number)
+        _, end = self._consumer.get_watermark_offsets(place, cached=True)  # as of the last fetch; asks nobody
+        most = self._settings.batch.max_messages
+        return assignment.buffer.records < most and end - assignment.read < most
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
         """Group messages by partition, keeping their order; they come in long runs of one partition."""

@@ -32,6 +32,10 @@ MOST_ALONE = 1024
 # Longer than any batch: a client-side time-out must not bound the wait for a turn.
 UNLIMITED_SECONDS = 1e9
 
+# Whatever the server's default: a claim that has waited must see the row that it lost to.
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+HAS_TURN = "SELECT 1"
+
 WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
 
 
@@ -49,12 +53,22 @@ class DeadlockGate:
     def begin_sql(self, *, anew: bool = False) -> str:
         """Return the SQL that begins a transaction and waits for its turn; the transaction's end ends the turn.
 
-        READ COMMITTED, whatever the server's default: a claim that has waited must see the row that it lost to. `anew`
-        first rolls back the open transaction.
+        `anew` first rolls back the open transaction.
         """
         shared = "" if self._alone else "_shared"
-        begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock{shared}({self._lock})"
+        begin = f"{BEGIN}; SELECT pg_advisory_xact_lock{shared}({self._lock})"
         return f"ROLLBACK; {begin}" if anew else begin
+
+    def commit_and_begin_sql(self) -> str | None:
+        """Return the SQL that commits and begins the next transaction, in one round trip; None while batches run alone.
+
+        It does not wait for the turn, because the commit would wait with it. Its status says whether the turn was free:
+        it is HAS_TURN then.
+        """
+        if self._alone:
+            return None
+        turn = f"pg_try_advisory_xact_lock_shared({self._lock})"
+        return f"COMMIT; {BEGIN}; SELECT FROM generate_series(1, {turn}::integer)"
 
     async def wait_for_turn(self, connection: Connection[Record], begin_sql: str) -> None:
         """Run that SQL, and wait however long other batches take."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
 import pytest
 
 from processor import Database, Messages, Retry
 from processor.engine.engine import Engine
 from processor.postgres.claims import COPY_FROM
+from processor.postgres.deadlocks import DeadlockGate
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Bench, Sent
@@ -220,3 +224,76 @@ async def test_full_batch_that_fails_with_nobody_at_fault_runs_again(
     await work_off(b, numbered())
     assert await b.effects() == said(b) == WHATS
     assert stumbled == [SIZE]
+
+
+def turn(bench: Bench) -> int:
+    """The advisory lock that every batch of this consumer holds."""
+    digest = hashlib.sha256(f"processor-turn:{bench.consumer}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+async def test_batch_begins_with_the_commit_of_the_one_before(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench(HANDLERS, **BATCH)
+    begun: list[str] = []
+    begin_sql = DeadlockGate.begin_sql
+
+    def noted(self: DeadlockGate, **options: Any) -> str:
+        begun.append(begin_sql(self, **options))
+        return begun[-1]
+
+    async with b.running():
+        await backlog(b, numbered())
+        monkeypatch.setattr(DeadlockGate, "begin_sql", noted)
+        await b.done()
+    assert begun == []
+    assert sorted(await b.effects()) == sorted(WHATS)
+
+
+async def test_turn_that_somebody_wants_for_himself_is_let_go_between_two_batches(bench: MakeBench) -> None:
+    b = bench(HANDLERS, **BATCH)
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+    other = await asyncpg.connect(b.database)
+    try:
+        async with b.running():
+            handlers.gate.clear()
+            b.send([Sent({"what": "gate"}, b"gate", "G", "gate")])
+            await b.until(lambda: handlers.calls["gate"], "busy")
+            b.send(numbered())
+            await b.until(lambda: b.engines[0].reader.buffered == COUNT, "all of them read")
+            alone = asyncio.create_task(other.execute(f"SELECT pg_advisory_lock({turn(b)})"))
+            await b.until(lambda: b.rows(waiting), "the other waits for its turn")
+            handlers.gate.set()
+            await alone
+            await b.until(lambda: b.rows(waiting), "now we wait")
+            assert (await b.effects(), len(await b.inbox())) == ([], 1)
+            await other.execute(f"SELECT pg_advisory_unlock({turn(b)})")
+            await b.done()
+    finally:
+        await other.close()
+    assert sorted(await b.effects()) == sorted(WHATS)
+
+
+async def test_transaction_that_was_begun_for_a_batch_is_ended_if_the_batch_does_not_come(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench(HANDLERS, **BATCH)
+    open_ones = """SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted
+                   AND (classid::bigint << 32 | objid::bigint) = $1"""
+    async with b.running():
+        engine = await backlog(b, numbered())
+        assert await b.rows(open_ones, turn(b)), "the batch under way has its turn"
+        add = engine.parts.publishing.add
+
+        def lose_what_was_read(*arguments: Any, **options: Any) -> None:
+            engine.reader.suspend(engine.reader.owned())
+            add(*arguments, **options)
+
+        monkeypatch.setattr(engine.parts.publishing, "add", lose_what_was_read)
+
+        async def ended() -> bool:
+            return not await b.rows(open_ones, turn(b))
+
+        await b.until(ended, "no transaction is open")
+    assert (await b.effects(), len(await b.inbox())) == ([], 1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from processor.kafka.assignment import Assignment
 from processor.kafka.buffer import RECORD_OVERHEAD
+from processor.kafka.reader import PartitionReader
+from processor.messages.message import Partition
 from tests.integration.conftest import MakeBench
 from tests.support import handlers
 from tests.support.bench import Sent
@@ -33,7 +36,7 @@ async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the
     def look() -> None:
         source = b.engines[0].reader
         buffered.append(source.buffered_bytes)
-        paused.append(bool(source._throttled))
+        paused.append(bool(source._throttle.paused))
 
     monkeypatch.setattr(handlers, "probe", look)
     await b.run_until_done()
@@ -57,3 +60,35 @@ async def test_one_record_larger_than_the_whole_buffer_goes_through(bench: MakeB
     b.send(Sent(value, id=f"m{n}") for n, value in enumerate(values))
     await b.run_until_done()
     assert await b.effects() == [repr((b"k", value)) for value in values]
+
+
+async def test_full_buffer_of_one_partition_does_not_hold_up_another_that_is_up_to_date(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench(
+        "slow_at_first",
+        partitions=2,
+        batch={"buffer_bytes": LIMIT, "max_bytes": LIMIT, "max_messages": BATCH // 10},
+    )
+    paused: list[set[Partition]] = []
+
+    def look() -> None:
+        if not paused and (now := b.engines[0].reader._throttle.paused):
+            paused.append(set(now))
+            b.send([Sent(VALUE, id="late", partition=1)])
+
+    monkeypatch.setattr(handlers, "probe", look)
+    async with b.running():
+        # Both are read before the first record comes, so that the one without any is known to be up to date.
+        source = b.engines[0].reader
+        await b.until(lambda: len(current(source)) == 2, "both partitions are read to their end")
+        b.send(Sent(VALUE, f"k{n}".encode(), id=f"m{n}", partition=0) for n in range(COUNT))
+        await b.done()
+    assert paused == [{Partition(b.input, 0)}]
+    effects = await b.effects()
+    assert len(effects) == COUNT + 1
+    assert effects.index("late") < COUNT // 2
+
+
+def current(source: PartitionReader) -> list[Assignment]:
+    return [assignment for assignment in source.fetching() if assignment.current]
