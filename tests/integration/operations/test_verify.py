@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from processor.kafka import scan
 from processor.operations.verify import audit, state
@@ -30,7 +31,7 @@ from tests.support.audits import (
     output_id,
     plant_output,
 )
-from tests.support.bench import Bench, Sent
+from tests.support.bench import SECONDS, Bench, Sent
 from tests.support.command import processor_beside
 from tests.support.deployments import PROJECT
 
@@ -358,6 +359,23 @@ async def test_ctrl_c_ends_it_with_130_and_the_same_command_goes_on(bench: MakeB
     assert (other.returncode, other.stderr.count("which was interrupted")) == (1, 1)
     done = await processor_beside(PROJECT, *arguments)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (CLEAN, "clean")
+
+
+async def test_records_that_expire_while_it_reads_are_a_note_and_no_finding(bench: MakeBench, tmp_path: Path) -> None:
+    b = await worked(bench(), *(f"m{n}" for n in range(30)))
+
+    class Expiring(Ending):
+        def begin(self, total: int) -> None:
+            place = TopicPartition(b.input, 0, 20)
+            b.admin.delete_records([place])[place].result(SECONDS)
+
+    stop = asyncio.Event()
+    async with connections.with_tables(load(b.config)) as db:
+        wanted, watcher = Wanted(output_topics=(b.output,)), Expiring(1000, None)
+        report = await audit.run(db, load(b.config), wanted, where=tmp_path, limit=9, stop=stop, watcher=watcher)
+    assert report.ok
+    assert (report.progress.inputs["completed"], report.progress.outputs["with_origin"]) == (10, 30)
+    assert [span.expired for span in report.progress.plan.spans] == [20, 0]
 
 
 async def test_a_topic_that_is_not_there_and_one_that_is_not_read(bench: MakeBench) -> None:
