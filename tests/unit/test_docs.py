@@ -96,6 +96,7 @@ PAGES = [
     "docs/configuration.md",
     "docs/handlers.md",
     "docs/failures.md",
+    "docs/distance.md",
     "docs/performance.md",
     "docs/verify.md",
 ]
