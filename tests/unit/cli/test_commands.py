@@ -47,7 +47,7 @@ def test_help_names_environment_and_exit_status(tmp_path: Path) -> None:
     for command in (
         [],
         *(["run"], ["check"], ["migrate"], ["status"], ["trace"], ["prune"], ["topic-recreated"], ["accept-rewind"]),
-        *(["inbox", verb] for verb in ("list", "show")),
+        *(["verify"], ["inbox", "list"], ["inbox", "show"]),
         *(["dlq", verb] for verb in ("list", "show", "redrive", "discard")),
     ):
         done = processor(tmp_path, *command, "--help")
