@@ -221,7 +221,7 @@ def test_database_restored_from_a_backup(deployment: Deploy, follow: Follow, sta
         report = verifier.judge(everything=True)
         assert not report.faults, str(report)
         service = book.service()
-        book.run()
+        assert "clean" in book.run()
         assert service.events("partition_ready", found="reapplying"), service.tail()
         stop(service)
         service = book.service()
