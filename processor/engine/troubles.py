@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from processor.engine.partitions import Obstacle
-from processor.errors import BatchAborted, ConnectionLost
 from processor.observe.events import TroublesNotWritten
 from processor.postgres import troubles
 from processor.postgres.troubles import Trouble
@@ -48,12 +47,12 @@ class TroubleNotes:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self._write(datetime.now(UTC) - WORTH_A_ROW)
-            except (BatchAborted, ConnectionLost) as trouble:
-                self._emit(TroublesNotWritten(str(trouble)))
+            except Exception as error:  # keep running: nothing depends on it; it tries again next time
+                self._emit(TroublesNotWritten(str(error)))
 
     async def leave(self) -> None:
         """At the end of the process: halted partitions keep their reason, nothing else is true any longer."""
-        with suppress(BatchAborted, ConnectionLost, TimeoutError):
+        with suppress(Exception):
             async with asyncio.timeout(LAST_SECONDS):
                 await self._write(datetime.now(UTC), only=Obstacle.HALTED)
 

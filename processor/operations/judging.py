@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RUNNING, UNOWNED, NO_OWNER, UNKNOWN = "running", "unowned", "no owner", "unknown"
 HALTED, RETRY = "halted", "retry"
+_HELD_UP = {"outage": "held up by an outage", "retry": "waiting for a retry"}
 
 
 @dataclass(slots=True)
@@ -131,8 +132,7 @@ def _judge_owner(one: PartitionStatus, standing: Standing | None, trouble: Noted
         one.state = NO_OWNER
         text = f"{standing.owner}, its last owner, has ended"
         if trouble is not None:
-            one.since = trouble.since
-            text += f" with the partition {trouble.kind}: {trouble.reason}"
+            text += f" with the partition {_HELD_UP.get(trouble.kind, trouble.kind)}: {trouble.reason}"
         one.why.append(text)
     else:
         one.state = RUNNING

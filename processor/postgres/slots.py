@@ -49,6 +49,7 @@ class Slot:
         self._endings = _lock_class(f"processor-slot-ending:{consumer}")
         self._held: int | None = None
         self._leased_on: Connection[Record] | None = None
+        self.backend: int | None = None  # the server process that holds our lock; None if nothing was leased yet
         self.leases = 0  # counts new connections: with each the slot may have looked free for a moment
 
     @property
@@ -56,17 +57,13 @@ class Slot:
         assert self._held is not None, "nothing was leased yet"
         return self._held
 
-    @property
-    def backend(self) -> int | None:
-        """The server process that holds our lock; None if nothing was leased yet."""
-        return None if self._leased_on is None else self._leased_on.get_server_pid()
-
     async def lease(self) -> str:
         """Lease a name that no other living process has, the one held before if it is free."""
         async with self._session.use() as connection:
             if connection is not self._leased_on:
                 self._held = await self._lowest_free(connection)
                 self._leased_on = connection
+                self.backend = connection.get_server_pid()
                 self.leases += 1
             return self.name(self.number)
 

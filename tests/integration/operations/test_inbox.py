@@ -43,7 +43,7 @@ def test_filters_work_alone_and_together(shop: Shop) -> None:
     sql.execute(shop.database, ages, NOW - timedelta(hours=3))
     assert sorted(ids(shop), key=str) == [None, "a", "b", "c", "d"]
     assert ids(shop, "--id", "e") == ["e"], "its row knows only the key"
-    assert sorted(ids(shop, "--id", "e", "--id", "a", "--id", "nobody")) == ["a", "e"]
+    assert set(ids(shop, "--id", "e", "--id", "a", "--id", "nobody")) == {"a", "e"}
     assert ids(shop, "--status", "parked", "--status", "discarded") == ["b", "c"]
     assert ids(shop, "--type", "A") == ids(shop, "--key", "k1") == ids(shop, "--key-hex", "6b31") == ["a"]
     assert ids(shop, "--partition", "1") == ["c"]
@@ -60,7 +60,8 @@ def test_pages_together_are_the_list_and_each_says_where_the_next_begins(shop: S
     shop.row("p", 9, partition=1, status="parked", parked_key=b"k")
     whole = ids(shop, *statuses)
     assert len(whole) == 6
-    found, after = [], ()
+    found: list[str | None] = []
+    after: tuple[str, ...] = ()
     while True:
         page = listed(shop, *statuses, "--limit", "2", *after)
         found += [message["id"] for message in page["messages"]]

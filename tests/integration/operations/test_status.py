@@ -191,7 +191,7 @@ async def test_what_a_dead_or_former_owner_has_written_down_is_not_taken_for_the
     write(1, nobody)
     state, why = shown()
     assert state == "no owner"
-    assert "me, its last owner, has ended with the partition outage: the gateway is down" in why
+    assert "me, its last owner, has ended with the partition held up by an outage: the gateway is down" in why
     async with living(shop, 0) as backend:
         assert shown()[0] == "running", "its slot was leased again: the one who wrote that is gone"
         write(1, backend)

@@ -103,5 +103,6 @@ def test_place_and_id_that_nobody_knows_are_one_line_and_exit_1(shop: Shop) -> N
     shop.row("a", 7)
     found = json.loads(processor(shop.folder, "trace", "shop.toml", "--at", f"{shop.topic}:0:7", "--json").stdout)
     assert found["messages"][0]["id"] == "a", "Kafka has it no longer, the inbox has"
-    for arguments in ((), ("a", "--key", "k"), ("--at", "nowhere"), ("--at", "t:0:1", "--key", "k")):
-        assert processor(shop.folder, "trace", "shop.toml", *arguments).returncode == 2
+    wrong: list[list[str]] = [[], ["a", "--key", "k"], ["--at", "nowhere"], ["--at", "t:0:1", "--key", "k"]]
+    for words in wrong:
+        assert processor(shop.folder, "trace", "shop.toml", *words).returncode == 2

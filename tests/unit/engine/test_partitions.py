@@ -194,15 +194,15 @@ async def test_partition_whose_position_is_outside_the_log_is_named_once_with_th
 
 def test_most_serious_trouble_of_a_partition_counts_and_is_as_old_as_its_first_reason(take_over: TakeOver) -> None:
     (owned,) = take_over(0)
-    assert owned.trouble is None
     owned.obstruct(Obstacle.RETRY, "not yet")
     owned.obstruct(Obstacle.OUTAGE, "the gateway is down")
     first = owned.troubles[Obstacle.OUTAGE].since
     owned.obstruct(Obstacle.OUTAGE, "the gateway is still down")
     assert owned.trouble == (Obstacle.OUTAGE, Trouble("the gateway is still down", first))
     owned.obstruct(Obstacle.HALTED, "no such sku")
-    assert owned.trouble[0] is Obstacle.HALTED
-    assert owned.halted == "no such sku"
+    assert owned.trouble == (Obstacle.HALTED, owned.troubles[Obstacle.HALTED])
+    reasons = [owned.halted]
     owned.clear(Obstacle.HALTED, Obstacle.OUTAGE, Obstacle.RECOVERING)
     assert owned.trouble == (Obstacle.RETRY, owned.troubles[Obstacle.RETRY])
-    assert owned.halted is None
+    reasons.append(owned.halted)
+    assert reasons == ["no such sku", None]
