@@ -79,7 +79,7 @@ def _run(settings: Settings, form: Format, work: Callable[[_Surroundings], Await
         cluster = Cluster(settings.kafka, settings.consumer)
         with display("gone over", quiet=form is not Format.TABLE, paced=True) as shown, stopped_by_signals() as stop:
             try:
-                return await work(_Surroundings(settings, routes, cluster, stop, lambda at: _show(shown, at)))
+                return await work(_Surroundings(settings, routes, cluster, stop, _Watcher(shown)))
             finally:
                 cluster.close()
 
@@ -96,10 +96,18 @@ async def _rehearse(given: _Surroundings, plan: Plan) -> Report:
     return await operation.rehearse(given.settings, given.routes, given.cluster, plan, given.stop, given.watch)
 
 
-def _show(shown: Display, moment: Moment) -> None:
-    shown.done(moment.done, moment.total)
-    if moment.yields:
-        shown.waiting("waiting: the service falls behind")
+class _Watcher:
+    """Shows how a replay proceeds."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._yields = False
+
+    def __call__(self, moment: Moment) -> None:
+        self._display.done(moment.done, moment.total)
+        if moment.yields is not self._yields:
+            self._yields = moment.yields
+            self._display.waiting("waiting: the service falls behind" if moment.yields else "")
 
 
 def _said(settings: Settings, replay: Replay, *, interrupted: bool) -> str:
