@@ -134,7 +134,7 @@ class Search:
         def about(partition: Partition, message: Any) -> Sighting | None:
             if key is not None and message.key() != key:
                 return None
-            reading = Reading(partition, 0, self._topics[partition.topic][0], 0)
+            reading = Reading(partition, 0, self._topics[partition.topic][0], epoch=0, ledger_id=0)
             ((record,),) = (span.rows() for span in self._decoder.decode_all([message], reading))
             found = _sighting(
                 record.message.id,
@@ -145,7 +145,7 @@ class Search:
                 checksum=record.payload_hash,
                 redriven=record.redriven,
             )
-            return found if wanted(found) and not record.foreign else None
+            return found if wanted(found) and not record.not_ours else None
 
         return about
 

@@ -128,8 +128,8 @@ def test_the_same_id_as_the_processor_whatever_a_producer_sends(chain: dict[str,
                     id_, kind = identity.name(raw, PLACE)
                     assert id_ == record.message.id, (value, headers, time)
                     assert (kind in (Kind.USUAL, Kind.REDRIVEN)) is record.in_inbox, (value, headers)
-                    assert (kind is Kind.FOREIGN) is record.foreign
-                    assert (kind is Kind.REDRIVEN) is (record.redriven and not record.foreign)
+                    assert (kind is Kind.FOREIGN) is record.not_ours
+                    assert (kind is Kind.REDRIVEN) is (record.redriven and not record.not_ours)
                     assert keys("c")(id_.encode()) == record.key
                     compared += 1
     assert compared == len(VALUES) * len(HEADERS) * 9
