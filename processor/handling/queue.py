@@ -187,6 +187,7 @@ class Queue:
         self.keep_order()
         self.newest_of_key.clear()
         self.note_sent()
+        self.statements.round_trips.purpose = "writes"
         for group in self._sending:
             try:
                 if group.what in self._careful:
@@ -204,6 +205,7 @@ class Queue:
                 self._failed = group.failure(RuntimeError("was cut off"))
                 raise
         self._sending = []
+        self.statements.round_trips.purpose = "handlers"
 
     async def _send_in_pieces(self, group: _Group) -> None:
         """Send the rows that are not withdrawn so that a refused one can be undone by itself."""

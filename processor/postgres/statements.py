@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from asyncpg.prepared_stmt import PreparedStatement
 
     from processor.postgres.arrays import Arrays
+    from processor.postgres.roundtrips import RoundTrips
     from processor.postgres.session import Connection
 
     Row: TypeAlias = asyncpg.Record
@@ -59,9 +60,10 @@ class BusyWait:
 class Statements:
     """Prepared statements of one connection, the least used forgotten first."""
 
-    def __init__(self, connection: Connection, arrays: Arrays) -> None:
+    def __init__(self, connection: Connection, arrays: Arrays, round_trips: RoundTrips) -> None:
         self.connection = connection
         self.arrays = arrays
+        self.round_trips = round_trips
         self.busy_wait = BusyWait()
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
 

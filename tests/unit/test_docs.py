@@ -96,6 +96,7 @@ PAGES = [
     "docs/handlers.md",
     "docs/failures.md",
     "docs/retention.md",
+    "docs/distance.md",
     "docs/performance.md",
 ]
 
