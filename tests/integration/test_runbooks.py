@@ -105,23 +105,21 @@ def test_upgrade_without_loss(deployment: Deploy, follow: Follow, start: Start, 
     (tmp_path / "tables" / "0001_notes.sql").write_text("CREATE TABLE notes (text text);\n")
     both = json.dumps([str(MIGRATIONS), "tables"])
     deployed.config.write_text(text.replace(json.dumps([str(MIGRATIONS)]), both).replace(":reserve", ":reserve_many"))
-    running = [start(old), start(old)]
+    first, second = start(old), start(old)
     old.wait_until_shared(2, 2)
     with follow(deployed) as book, deployed.feed().flowing(rate=200):
         assert "0001_notes" in book.run()
-        start_and_wait = list(book.left)
-        for _ in range(2):
-            stop(running.pop(0))
-            book.left = list(start_and_wait)
-            running.append(book.service())
-            assert "no message matches" in book.run()
-            deployed.verifier().wait_until_committed(50)
-        stop(running.pop(0))
-        running.append(start(old))
+        stop(first)
+        new = book.service()
+        assert "no message matches" in book.run()
+        old.wait_until_shared(2, 2)
+        deployed.verifier().wait_until_committed(50)
+        stop(second)
+        back = start(old)
         old.wait_until_shared(2, 2)
         deployed.verifier().wait_until_committed(50)
     deployed.verifier().assert_exactly_once()
-    stop(*running)
+    stop(new, back)
 
 
 def test_rewind(deployment: Deploy, follow: Follow, start: Start, tmp_path: Path) -> None:
