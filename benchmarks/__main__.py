@@ -16,6 +16,7 @@ import typer
 from confluent_kafka import KafkaException
 
 from benchmarks import against as versions
+from benchmarks import distance as distances
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
 from benchmarks import rebalance as rebalances
@@ -38,6 +39,7 @@ RECORDS = 400_000
 GROWTH_RECORDS = 300_000
 PAIR_RECORDS = 200_000
 QUICK_RECORDS = 30_000
+FAR_RECORDS = 200_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
@@ -196,6 +198,37 @@ def rebalance(
 
     def work(site: Site, results: Results, show: Show) -> None:
         results.stalls += rebalances.take_turns(site, names, rates or list(rebalances.RATES), churn, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def distance(
+    delays: Annotated[list[float] | None, typer.Option("--delay", min=0, help="Milliseconds, repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this subject; may be repeated.")] = None,
+    records: Annotated[
+        int, typer.Option(min=1000, help="Records for fast subjects; slow ones get a part.")
+    ] = FAR_RECORDS,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each subject at each place.")] = 2,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """Handler forms when Postgres is 0, 1 and 5 ms away, with keys that repeat, beside the bare loop; 15 minutes.
+
+    Near is without, and each delay with a proxy in between: what the proxy costs shows at 0 ms.
+    """
+    names = [subject.name for subject in distances.SUBJECTS]
+    unknown = set(only or ()) - set(names)
+    if unknown:
+        raise typer.BadParameter(f"no subject {', '.join(sorted(unknown))}: {', '.join(names)}", param_hint="--only")
+    chosen = [subject for subject in distances.SUBJECTS if subject.name in (only or names)]
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.titles |= {subject.name: subject.title for subject in chosen}
+        results.distances += distances.take_turns(site, chosen, delays or distances.DELAYS, records, repeat, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

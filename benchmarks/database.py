@@ -35,11 +35,11 @@ class Server:
     """A Postgres in which databases come and go."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
 
     def create(self, name: str, template: str | None = None) -> str:
         """A database with the tables of the work, fresh or as in another one; gives its URL."""
-        url = urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
+        url = urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
         if template is None:
             self._run(f'CREATE DATABASE "{name}"')
             connected(url, lambda connection: connection.execute(sql.TABLES))
@@ -67,13 +67,13 @@ class Server:
                 await connection.execute("SELECT pg_logical_emit_message(false, 'benchmarks', ''), pg_switch_wal()")
             await connection.execute("CHECKPOINT")
 
-        connected(self._url, fill_log)
+        connected(self.url, fill_log)
 
     def version(self) -> str:
-        return str(connected(self._url, lambda connection: connection.fetchval("SHOW server_version")))
+        return str(connected(self.url, lambda connection: connection.fetchval("SHOW server_version")))
 
     def _run(self, statement: str) -> None:
-        connected(self._url, lambda connection: connection.execute(statement))
+        connected(self.url, lambda connection: connection.execute(statement))
 
 
 def connected(url: str, work: Callable[[Connection], Awaitable[T]]) -> T:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import against, stats, verdicts
+from benchmarks.distance import NEAR
 from benchmarks.growth import BYTES
 from benchmarks.rebalance import BACKLOG, CALM, JOIN, KILL, LEAVE, RESTART
 from benchmarks.results import Results
@@ -45,6 +46,8 @@ def show(results: Results, *, markdown: bool = False) -> None:
         show_table(_growth(results))
     if results.stalls:
         show_table(_rebalances(results))
+    if results.distances:
+        show_table(_distances(results))
     if results.soak is not None and not results.soak.wrong:
         soak = results.soak
         console.print(
@@ -202,6 +205,35 @@ def _rebalances(results: Results) -> Table:
             f"{len(results.noise(of))}",
         )
     return table
+
+
+def _distances(results: Results) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="distance to Postgres: msg/s, medians", title_justify="left")
+    table.add_column("")
+    table.add_column("")
+    places = list(dict.fromkeys(sorted((one.place for one in results.distances), key=_delay)))
+    for place in places:
+        took = median(one.round_trip_ms for one in results.distances if one.place == place)
+        table.add_column(f"{place}\n{took:.2f} ms", justify="right")
+    for name in ("records\nper batch", "round trips\nper batch"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for name in dict.fromkeys(one.subject for one in results.distances):
+        rates = [results.away(name, place).values() for place in places]
+        batches = [one for one in results.distances if one.subject == name and one.batch is not None]
+        last = batches[-1] if batches else None
+        table.add_row(
+            name,
+            results.titles.get(name, ""),
+            *(f"{median(values):,.0f}" if values else "" for values in rates),
+            *((f"{last.batch:,}", f"{sum(last.round_trips.values()):,}") if last else ("", "")),
+            ", ".join(f"{purpose} {number:,}" for purpose, number in last.round_trips.items()) if last else "",
+        )
+    return table
+
+
+def _delay(place: str) -> float:
+    return -1.0 if place == NEAR else float(place.removesuffix(" ms"))
 
 
 def _verdicts(promised: list[verdicts.Verdict]) -> Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against import Comparison
+from benchmarks.distance import Distant
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.measure import Run
@@ -41,6 +42,7 @@ class Results:
     points: list[Point] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
+    distances: list[Distant] = field(default_factory=list)
     soak: Soak | None = None
 
     @property
@@ -51,6 +53,7 @@ class Results:
         found += [(f"{point.axis} {point.x:,}", point.wrong) for point in self.points]
         found += [(f"rebalance, {stall.profile} at {stall.per_second} msg/s", stall.wrong) for stall in self.stalls]
         found += [(f"{one.subject}, pair {one.pair + 1}", one.wrong) for one in self.comparisons]
+        found += [(f"{one.subject}, {one.place}, repetition {one.repetition + 1}", one.wrong) for one in self.distances]
         if self.soak is not None:
             found.append(("soak", self.soak.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
@@ -98,6 +101,11 @@ class Results:
     def noise(self, of: tuple[str, int]) -> list[str]:
         return [line for stall in self.stalls if (stall.profile, stall.per_second) == of for line in stall.noise]
 
+    def away(self, subject: str, place: str) -> dict[int, float]:
+        """Rates by repetition of a subject at a place."""
+        right = [one for one in self.distances if (one.subject, one.place) == (subject, place)]
+        return {one.repetition: one.rate for one in right if one.rate is not None}
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
@@ -106,8 +114,8 @@ class Results:
         """Several results of one machine as one. Repetitions stay apart: ratios are taken within each result."""
         first, *others = all_
         for number, other in enumerate(others, 1):
-            measured: list[Run | Ceiling | Latency | Point]
-            measured = [*other.runs, *other.ceilings, *other.latencies, *other.points]
+            measured: list[Run | Ceiling | Latency | Point | Distant]
+            measured = [*other.runs, *other.ceilings, *other.latencies, *other.points, *other.distances]
             for one in measured:
                 one.repetition += number * SESSION
             first.titles |= other.titles
@@ -117,6 +125,7 @@ class Results:
             first.points += other.points
             first.stalls += other.stalls
             first.comparisons += other.comparisons
+            first.distances += other.distances
             first.soak = other.soak or first.soak
         return first
 
@@ -129,5 +138,6 @@ class Results:
         fields["points"] = [Point(**point) for point in fields["points"]]
         fields["stalls"] = [Stall(**stall) for stall in fields["stalls"]]
         fields["comparisons"] = [Comparison(**one) for one in fields["comparisons"]]
+        fields["distances"] = [Distant(**one) for one in fields["distances"]]
         fields["soak"] = Soak(**fields["soak"]) if fields["soak"] else None
         return cls(**fields)

@@ -54,7 +54,7 @@ class Site:
     folder: Path
     pids: dict[str, list[int]]
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    feeds: dict[tuple[int, int, int, int], Feed] = field(default_factory=dict)
+    feeds: dict[tuple[int, ...], Feed] = field(default_factory=dict)
 
     def feed(
         self,
@@ -63,14 +63,15 @@ class Site:
         partitions: int = PARTITIONS,
         size: int = workload.VALUE_BYTES,
         poison_one_in: int = 0,
+        keys: int = 0,
     ) -> Feed:
         """The input topic with this many records, filled on first use and shared by all subjects."""
-        key = (records, partitions, size, poison_one_in)
+        key = (records, partitions, size, poison_one_in, keys)
         if key not in self.feeds:
             name = f"orders-{'-'.join(map(str, key))}-{uuid.uuid4().hex[:6]}"
             self.cluster.create(name, partitions)
             servers = self.cluster.bootstrap_servers
-            self.feeds[key] = workload.fill(servers, name, partitions, records, size, poison_one_in)
+            self.feeds[key] = workload.fill(servers, name, partitions, records, size, poison_one_in, keys)
         return self.feeds[key]
 
     @contextmanager

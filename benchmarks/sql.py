@@ -14,6 +14,13 @@ TABLES = f"""
 INSERT_ONE = "INSERT INTO reservations (order_id, sku, quantity) VALUES ($1, $2, $3)"
 UPDATE_ONE = "UPDATE stock SET reserved = reserved + $2 WHERE sku = $1"
 
+# What a handler that decides asks and does.
+LOOK_AT_ONE = "SELECT on_hand - reserved AS free FROM stock WHERE sku = $1"
+TAKE_ONE = """
+    WITH reserved AS (INSERT INTO reservations (order_id, sku, quantity) VALUES ($1, $2, $3))
+    UPDATE stock SET reserved = reserved + $3 WHERE sku = $2
+"""
+
 INSERT_MANY = """
     INSERT INTO reservations (order_id, sku, quantity)
     SELECT * FROM unnest($1::text[], $2::text[], $3::integer[])

@@ -48,6 +48,7 @@ class Processor(Subject):
     workers: int = 1
     profile: str | None = "throughput"
     same_batch: bool = True  # the batch size of all other subjects instead of the profile's
+    concurrency: int = 1
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,6 +72,8 @@ class Processor(Subject):
         }
         if self.profile is not None:
             top["profile"] = self.profile
+        if self.concurrency > 1:
+            top["concurrency"] = self.concurrency
         if self.same_batch:
             tables["batch"] = {"max_messages": job.batch}
         for name, table in self.settings.items():

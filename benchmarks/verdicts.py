@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks import stats
+from benchmarks.distance import NEAR
 from benchmarks.growth import ROWS
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.rebalance import BACKLOG, CHURN, JOIN, KILL, LEAVE, RESTART, SESSIONS
@@ -39,6 +40,17 @@ RATIOS = (
     ("execute", "bare", 0.08),
     ("batch", "single", 150.0),
 )
+
+
+# The same for rates at two places, or of two subjects at one.
+ONE_MS = "1 ms"
+DISTANCES = (
+    (("write-hot", NEAR), ("write", NEAR), 0.7),
+    (("write-hot", ONE_MS), ("write", ONE_MS), 0.7),
+    (("read-16", ONE_MS), ("read", ONE_MS), 8.0),
+    (("batch", ONE_MS), ("batch", NEAR), 0.8),
+)
+BATCH_ROUND_TRIPS = 6.0
 
 
 # With fewer records than these, a subject that decodes ahead has no steady rate, and its ratio means nothing.
@@ -77,6 +89,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
     yield from _latency(results)
     yield from _growth(results)
     yield from _rebalances(results)
+    yield from _distances(results)
 
 
 def _latency(results: Results) -> Iterator[Verdict]:
@@ -118,6 +131,16 @@ def _rebalances(results: Results) -> Iterator[Verdict]:
                 yield Verdict(f"{who}: {text}", value, AT_MOST, threshold, "ms")
         if not any(stall.wrong for stall in results.stalls if (stall.profile, stall.per_second) == of):
             yield Verdict(f"{who}: noise", len(results.noise(of)), AT_MOST, 0.0, "lines")
+
+
+def _distances(results: Results) -> Iterator[Verdict]:
+    for one, reference, threshold in DISTANCES:
+        value = stats.ratio(results.away(*one), results.away(*reference))
+        if value is not None:
+            yield Verdict(f"{', '.join(one)} / {', '.join(reference)}", value, AT_LEAST, threshold)
+    trips = [sum(one.round_trips.values()) for one in results.distances if one.subject == "batch" and not one.wrong]
+    if trips:
+        yield Verdict("batch: round trips per batch", max(trips), AT_MOST, BATCH_ROUND_TRIPS, "")
 
 
 def _steady(results: Results, name: str) -> dict[int, float]:

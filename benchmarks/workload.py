@@ -17,6 +17,7 @@ from benchmarks.sql import SKUS
 MOST_AT_ONCE = 5
 VALUE_BYTES = 200
 ACKNOWLEDGE_SECONDS = 120.0
+SKU = "sku-"
 
 
 class Order(NamedTuple):
@@ -36,22 +37,32 @@ class Feed:
         return len(self.orders)
 
 
-def orders(count: int, size: int = VALUE_BYTES) -> Iterator[tuple[str, Order, bytes]]:
+def orders(count: int, size: int = VALUE_BYTES, skus: int = SKUS) -> Iterator[tuple[str, Order, bytes]]:
     """Id, order and value of each record, the same for every call."""
     dice = random.Random(count)  # noqa: S311 - repeatable on purpose
     bare = len(_value("o-000000", Order("sku-000", 1), uuid.UUID(int=0).hex, ""))
     note = "n" * max(0, size - bare)
     for number in range(count):
         order_id = f"o-{number}"
-        order = Order(f"sku-{dice.randrange(SKUS)}", dice.randint(1, MOST_AT_ONCE))
+        order = Order(f"{SKU}{dice.randrange(skus)}", dice.randint(1, MOST_AT_ONCE))
         event_id = uuid.UUID(int=dice.getrandbits(128), version=4).hex
         yield order_id, order, _value(order_id, order, event_id, note)
 
 
 def fill(
-    bootstrap_servers: str, topic: str, partitions: int, count: int, size: int = VALUE_BYTES, poison_one_in: int = 0
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int,
+    count: int,
+    size: int = VALUE_BYTES,
+    poison_one_in: int = 0,
+    keys: int = 0,
 ) -> Feed:
-    """Put the orders into an empty topic, spread evenly; one in `poison_one_in` is spoilt, 0 for none."""
+    """Put the orders into an empty topic, spread evenly; one in `poison_one_in` is spoilt, 0 for none.
+
+    With `keys`, they are orders of so many products, and keyed by those: a product is always in the same partition.
+    Otherwise each has its own id as key.
+    """
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -68,14 +79,15 @@ def fill(
         failure = failure or error
 
     known = {}
-    for number, (order_id, order, value) in enumerate(orders(count, size)):
+    for number, (order_id, order, value) in enumerate(orders(count, size, keys or SKUS)):
         if poison_one_in and number % poison_one_in == poison_one_in - 1:
             value = SPOILERS[number // poison_one_in % len(SPOILERS)](value)
         else:
             known[order_id] = order
+        key, place = (order.sku, int(order.sku.removeprefix(SKU))) if keys else (order_id, number)
         while True:
             try:
-                producer.produce(topic, value, order_id, number % partitions, on_delivery=delivered)
+                producer.produce(topic, value, key, place % partitions, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -238,12 +238,12 @@ class Loop:
             await self._publishing.room()  # 6
             shares, sent = self._shares(batch, result), self._housekeeping.sent()
             await transaction.advance(list(shares.values()), list(sent.values()))  # 7: Fenced if another owns one
-            await transaction.commit(more=self._reader.has_a_batch)  # 8
+            round_trips = await transaction.commit(more=self._reader.has_a_batch)  # 8
         self._housekeeping.forgotten(sent)
         self._advanced(batch, shares, result, ends)
         more = self._reader.has_a_batch and not any(owned.leaving for owned in shares)
         self._publishing.add(CommittedBatch(shares, list(result.outgoing.values())), more=more)  # 9
-        self._report(batch, claims, ends, result)
+        self._report(batch, claims, ends, result, round_trips)
         return Committed()
 
     async def _handle(self, transaction: Transaction, batch: Batch, claims: Claims) -> BatchResult:
@@ -294,7 +294,9 @@ class Loop:
         self._careful = {what: left - 1 for what, left in self._careful.items() if left > 1}
         self._careful |= dict.fromkeys(result.refused, CAREFUL_BATCHES)
 
-    def _report(self, batch: Batch, claims: Claims, ends: Ends, result: BatchResult) -> None:
+    def _report(
+        self, batch: Batch, claims: Claims, ends: Ends, result: BatchResult, round_trips: dict[str, int]
+    ) -> None:
         repeated = sum(claims.skipped.get(prior, 0) for prior in (PriorDelivery.DUPLICATE, PriorDelivery.REDELIVERY))
         self._emit(
             BatchCommitted(
@@ -305,6 +307,7 @@ class Loop:
                 len(ends.parked),
                 len(claims.collisions),
                 sum(map(len, result.outgoing.values())),
+                round_trips,
             )
         )
         for record in ends.failed:

@@ -62,6 +62,8 @@ class Transactions:
         async with self.session.use() as connection:
             transaction = Transaction(self, connection, batch)
             try:
+                if self.begun is None or self.begun.connection is not connection:
+                    await self.session.statements.look_up_footprints()
                 yield transaction
             except Exception as error:
                 await transaction.close()
@@ -97,6 +99,7 @@ class Transaction:
         self._batch = batch
         self._of = transactions
         self.session = transactions.session
+        self._round_trips = transactions.session.round_trips
         self._open = True
 
     async def claim(self) -> Claims | Cut | Wait | Again:
@@ -104,6 +107,7 @@ class Transaction:
         claims = await self._claim()
         if isinstance(claims, Claims):
             failpoints.reach("after_claim")
+            self._round_trips.purpose = "handlers"
         return claims
 
     async def _claim(self) -> Claims | Cut | Wait | Again:
@@ -131,33 +135,41 @@ class Transaction:
         begun, self._of.begun = self._of.begun, None
         if begun is not None and begun.connection is self._connection:
             if begun.has_turn:
+                self._round_trips.purpose = "claim"
                 return
             anew = True
         gate = self._of.gate
+        self._round_trips.purpose = "begin"
         await gate.wait_for_turn(self._connection, gate.begin_sql(anew=anew))
+        self._round_trips.purpose = "claim"
 
     async def keep(self, undone: Sequence[Record], results: Sequence[tuple[Record, str]]) -> None:
         """Keep failed and parked records as they came, and the results of handlers."""
         failpoints.reach("after_handlers")
+        self._round_trips.purpose = "keep"
         await self._of.inbox.keep(self._connection, undone, park=self._of.parking.parks)
         await self._of.inbox.keep_results(self._connection, results)
 
     async def advance(self, shares: Sequence[Advance], sent: Sequence[Sent]) -> None:
         """Move the ledger to the end of the batch and store its outputs; raise Fenced if another instance owns one."""
         failpoints.reach("before_ledger")
+        self._round_trips.purpose = "ledger"
         ours = await self._of.ledger.advance(self._connection, shares, sent)
         others = [str(share.partition) for share in shares if share.partition not in ours]
         if others:
             raise Fenced(f"{', '.join(others)}: another instance has raised the epoch")
         failpoints.reach("after_ledger")
 
-    async def commit(self, *, more: bool) -> None:
+    async def commit(self, *, more: bool) -> dict[str, int]:
         """Commit; if `more` batches are there already, begin the next transaction in the same round trip.
 
+        Returns the round trips by their purpose since the commit before, with those of attempts that were rolled back.
         If the answer is lost, so is the connection, and recovery reads the outcome from the ledger.
         """
         failpoints.reach("before_postgres_commit")
+        self._round_trips.purpose = "commit"
         self._open = False
+        more = more and not self.session.statements.have_footprints_to_look_up  # that is done between transactions
         both = self._of.gate.commit_and_begin_sql() if more else None
         status = await self._connection.execute(both or "COMMIT")
         if both is not None:  # `advance` has just gone through, so this was no COMMIT of a failed transaction
@@ -166,12 +178,14 @@ class Transaction:
             raise BatchAborted("Postgres rolled the batch back")
         failpoints.reach("after_postgres_commit")
         self._of.gate.committed()
+        return self._round_trips.take()
 
     async def close(self) -> None:
         """Roll back unless it was committed."""
         if not self._open:
             return
         self._open = False
+        self._round_trips.purpose = "other"
         try:
             await self._connection.execute("ROLLBACK")
         except Exception as error:  # the connection is unusable; Postgres rolls back by itself

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from processor.observe.events import BatchCommitted, Event, MessageRetried, Progress
 
@@ -20,6 +21,7 @@ class Counters:
     collisions: int = 0
     outputs: int = 0
     batches: int = 0
+    round_trips: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -32,6 +34,7 @@ class Counters:
                 self.parked += event.parked
                 self.collisions += event.collisions
                 self.outputs += event.outputs
+                self.round_trips.update(event.round_trips)
             case MessageRetried():
                 self.retried += 1
 
@@ -46,4 +49,5 @@ class Counters:
             self.collisions,
             self.outputs,
             self.batches,
+            dict(self.round_trips),
         )

@@ -7,7 +7,7 @@ name in the logs, and its fields are the fields of the line. Both are an interfa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
@@ -15,14 +15,14 @@ from typing import Any, ClassVar, TypeAlias
 @dataclass(frozen=True)
 class Event:
     name: ClassVar[str]
-    level: ClassVar[str | None]  # of its line in the log; None if it gets no line
+    level: ClassVar[str]  # of its line in the log
 
-    def __init_subclass__(cls, level: str | None = "info") -> None:
+    def __init_subclass__(cls, level: str = "info") -> None:
         cls.level = level
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @property
-    def severity(self) -> str | None:
+    def severity(self) -> str:
         return self.level
 
     def data(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Events:
 
 
 @dataclass(frozen=True)
-class BatchCommitted(Event, level=None):
+class BatchCommitted(Event, level="debug"):
     records: int
     completed: int
     duplicates: int
@@ -56,6 +56,7 @@ class BatchCommitted(Event, level=None):
     parked: int
     collisions: int
     outputs: int
+    round_trips: Mapping[str, int]  # to Postgres, by their purpose: see postgres/roundtrips.py
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,7 @@ class Progress(Event):
     collisions: int
     outputs: int
     batches: int
+    round_trips: Mapping[str, int]  # those of all batches
 
 
 @dataclass(frozen=True)

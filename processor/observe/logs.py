@@ -38,8 +38,7 @@ log = get_logger()
 
 def write(event: Event) -> None:
     """Write an event's line; a listener of the engine."""
-    if event.severity is not None:
-        getattr(log, event.severity)(event.name, **event.data())
+    getattr(log, event.severity)(event.name, **event.data())
 
 
 def are_json(environ: Mapping[str, str] | None = None) -> bool:

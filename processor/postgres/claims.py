@@ -48,7 +48,7 @@ COPIED = ("key", "partition_id", "offset", "payload_hash")
 _copied = Struct("!h i16s ii iq ii").pack
 _COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
-# For fewer records the second round trip of a COPY costs more than it saves.
+# For fewer records a COPY costs more than it saves.
 COPY_FROM = 100
 # After a key that existed, this many batches without one must pass before the next COPY.
 CLEAN_BATCHES = 16

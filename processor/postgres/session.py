@@ -14,6 +14,7 @@ import asyncpg
 from processor.errors import BatchAborted, ConnectionLost, SetupError
 from processor.postgres import rights, schemas, sqlstates
 from processor.postgres.arrays import Arrays
+from processor.postgres.roundtrips import RoundTrips
 from processor.postgres.statements import Statements
 from processor.settings.database import one_by_one
 
@@ -62,6 +63,7 @@ class Session:
         self._connection: Connection | None = None
         self._turn = asyncio.Lock()
         self._met = False  # whether the database has ever accepted a connection
+        self.round_trips = RoundTrips()
         self.statements: Statements
 
     @asynccontextmanager
@@ -126,7 +128,8 @@ class Session:
                 raise ConnectionLost(f"database ({self._role}) not reachable: {text}") from None
             self._connection = connection
             self._met = True
-            self.statements = Statements(connection, arrays)
+            self.round_trips.watch(connection)
+            self.statements = Statements(connection, arrays, self.round_trips)
         return self._connection
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import against, ceilings, recording
+from benchmarks import against, ceilings, distance, recording
 from benchmarks import site as sites
 from benchmarks.measure import measure
 from benchmarks.show import Show
@@ -61,6 +61,17 @@ def test_another_revision_runs_from_a_checkout_of_its_own_that_is_gone_afterward
     assert [one.wrong for one in measured] == [[], []]
     assert {summary.unit: summary.pairs for summary in against.summaries(measured)} == {"msg/s": 1, "µs/msg": 1}
     assert not tree.exists()
+
+
+def test_postgres_can_be_put_at_a_distance_and_a_batch_says_how_often_it_went_there(site: Site) -> None:
+    (form,) = [subject for subject in distance.SUBJECTS if subject.name == "write-fk"]
+    near, far = distance.take_turns(site, [form], [3.0], RECORDS, 1, Show())
+    assert (near.place, near.wrong, far.place, far.wrong) == ("near", [], "3 ms", [])
+    assert far.round_trip_ms >= 3.0
+    for one in (near, far):
+        assert one.rate is not None
+        assert one.batch is not None
+        assert one.round_trips["commit"] == 1
 
 
 def test_a_subject_that_does_nothing_is_wrong_and_gets_no_rate(site: Site) -> None:

@@ -96,6 +96,7 @@ PAGES = [
     "docs/handlers.md",
     "docs/failures.md",
     "docs/operations.md",
+    "docs/distance.md",
     "docs/performance.md",
 ]
 

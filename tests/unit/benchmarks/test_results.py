@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks import verdicts
 from benchmarks.against import Comparison
+from benchmarks.distance import Distant
 from benchmarks.growth import ROWS, Point
 from benchmarks.latency import Latency
 from benchmarks.rebalance import Stall
@@ -21,6 +22,7 @@ def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     found.points = [Point(ROWS, 1, 0, 1.0, 1.0)]
     found.stalls = [Stall("classic", 1500, "join", 900.0, 100.0, 50.0, 40.0, ["A: not_ready"])]
     found.comparisons = [Comparison("main", "batch", "msg/s", 0, 2.0, 1.0)]
+    found.distances = [Distant("batch", "1 ms", 0, 1000, 9.0, 1.1, 100, {"begin": 1, "claim": 2})]
     found.soak = Soak(1, 1, [1.0])
     found.write(tmp_path / "results.json")
     assert Results.read(tmp_path / "results.json") == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import verdicts
+from benchmarks.distance import Distant
 from benchmarks.growth import ROWS, Point
 from benchmarks.latency import Latency
 from benchmarks.rebalance import Stall
@@ -89,3 +90,29 @@ def test_rebalances_have_their_verdicts() -> None:
         ("churn at 500 msg/s: noise", True),
     ]
     assert found.wrong == ["WRONG rebalance, classic at 1500 msg/s: no row for o-1"]
+
+
+def test_handler_forms_have_their_verdicts_near_and_far() -> None:
+    def runs(subject: str, near: float, far: float | None, trips: int = 0) -> list[Distant]:
+        by_purpose = {"claim": trips} if trips else {}
+        return [
+            Distant(subject, "near", 0, 1000, near, 0.1, 100, by_purpose),
+            Distant(subject, "1 ms", 0, 1000, far, 1.2, 100, by_purpose, [] if far else ["no row for o-1"]),
+        ]
+
+    found = Results()
+    found.distances = [
+        *runs("batch", 100.0, 79.0, trips=7),
+        *runs("write", 50.0, 40.0),
+        *runs("write-hot", 35.0, 27.0),
+        *runs("read", 8.0, 1.0),
+        *runs("read-16", 9.0, None),
+    ]
+    judged = [(verdict.text, verdict.ok) for verdict in verdicts.verdicts(found)]
+    assert judged == [
+        ("write-hot, near / write, near", True),
+        ("write-hot, 1 ms / write, 1 ms", False),
+        ("batch, 1 ms / batch, near", False),
+        ("batch: round trips per batch", False),
+    ]
+    assert found.wrong == ["WRONG read-16, 1 ms, repetition 1: no row for o-1"]

@@ -19,7 +19,16 @@ from processor.observe.events import (
     StoredOutputsSent,
 )
 
-BATCH = BatchCommitted(records=100, completed=60, duplicates=20, failed=10, parked=5, collisions=3, outputs=70)
+BATCH = BatchCommitted(
+    records=100,
+    completed=60,
+    duplicates=20,
+    failed=10,
+    parked=5,
+    collisions=3,
+    outputs=70,
+    round_trips={"begin": 1, "claim": 2, "commit": 1},
+)
 RETRIED = MessageRetried("id", "orders:0:7", 1, 0.5, "not yet")
 
 
@@ -31,11 +40,14 @@ def counted(*events: Event) -> Progress:
 
 
 def test_process_that_has_done_nothing_counts_nothing() -> None:
-    assert set(asdict(counted()).values()) == {0}
+    numbers = asdict(counted())
+    assert numbers.pop("round_trips") == {}
+    assert set(numbers.values()) == {0}
 
 
 def test_batches_add_up_number_by_number() -> None:
-    more = BatchCommitted(records=9, completed=8, duplicates=7, failed=6, parked=5, collisions=4, outputs=3)
+    trips = {"begin": 2, "handlers": 7}
+    more = BatchCommitted(9, 8, 7, 6, 5, collisions=4, outputs=3, round_trips=trips)
     assert counted(BATCH, RETRIED, more, RETRIED, RETRIED) == Progress(
         records=109,
         completed=68,
@@ -46,6 +58,7 @@ def test_batches_add_up_number_by_number() -> None:
         collisions=7,
         outputs=73,
         batches=2,
+        round_trips={"begin": 3, "claim": 2, "commit": 1, "handlers": 7},
     )
 
 
