@@ -32,7 +32,7 @@ from processor.messages.positions import CommittedOffset
 if TYPE_CHECKING:
     from processor.settings.kafka import KafkaSettings
 
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.1
 _END = KafkaError._PARTITION_EOF  # noqa: SLF001
 
