@@ -62,6 +62,8 @@ class Transactions:
         async with self.session.use() as connection:
             transaction = Transaction(self, connection, batch)
             try:
+                if self.begun is None or self.begun.connection is not connection:
+                    await self.session.statements.look_up_footprints()
                 yield transaction
             except Exception as error:
                 await transaction.close()
@@ -167,6 +169,7 @@ class Transaction:
         failpoints.reach("before_postgres_commit")
         self._round_trips.purpose = "commit"
         self._open = False
+        more = more and not self.session.statements.have_footprints_to_look_up  # that is done between transactions
         both = self._of.gate.commit_and_begin_sql() if more else None
         status = await self._connection.execute(both or "COMMIT")
         if both is not None:  # `advance` has just gone through, so this was no COMMIT of a failed transaction

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from processor.handling.queue import QUEUED, Queue, Queued, _Arrays, _Copy, _Each, _Group
+from processor.handling.queue import QUEUED, Line, Queue, Queued, _Arrays, _Copy, _Each, _Group
 from processor.postgres.sqlstates import StatementTimedOut
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Database:
         self._arguments = queue.statements.arrays.arguments
         self._key: object = None
         self._owner: int | None = None
-        self._newest = 0  # the number of the newest group with a write of the current key
+        self.waits_for_turn = False  # for a connection that others use
+        self._newest = 0  # the number of the newest group with an ordered write of the current key
 
     async def execute(self, sql: str, *args: Any) -> str:
         """Run a statement now; return Postgres' command tag, such as `UPDATE 1`."""
@@ -53,8 +54,9 @@ class Database:
     def write(self, sql: str, *args: Any) -> Queued:
         """Queue a statement whose answer is not needed; it runs before the next read, or at the end.
 
-        Queued statements with the same SQL run together. Statements of messages with the same key
-        keep their order; between different keys only statements with equal SQL keep theirs.
+        Queued statements with the same SQL run together. What messages with the same key queue keeps its order wherever
+        it can matter: among equal statements, and among those that touch the same tables, or tables that foreign keys
+        tie together. Between different keys, do not rely on any order.
         """
         return self._put(self._queue.written, sql, _Each, sql, None, args)
 
@@ -77,16 +79,26 @@ class Database:
         return self._put(self._queue.inserted, (table, names), _Copy, table, names, tuple(columns.values()))
 
     def _put(
-        self, groups: dict[T, _Group], name: T, kind: type[_Group], what: str, form: Any, row: tuple[Any, ...]
+        self, lines: dict[T, Line], name: T, kind: type[_Group], what: str, form: Any, row: tuple[Any, ...]
     ) -> Queued:
-        """Add a row to the newest group of that name, unless it would overtake another write of the same key."""
-        group = groups.get(name)
-        if group is None or group.number < self._newest or group.form != form:
-            group = groups[name] = self._queue.new_group(kind, what, form)
-        self._newest = group.number
+        """Add a row to a group of that name that overtakes no other write of the same key."""
+        line = lines.get(name)
+        if line is None or line.form != form:
+            line = self._queue.new_line(kind, what, form)
+            lines[name] = line
+        group = line.first
+        if line.ordered:
+            if group.number < self._newest or line.has_several:
+                group = self._group_in(line)
+            self._newest = group.number
         group.rows.append(row)
         group.owners.append(self._owner)
         return QUEUED
+
+    def _group_in(self, line: Line) -> _Group:
+        # What has no key, as a batch or a message without one, keeps its place among equal statements.
+        newest = self._newest if isinstance(self._key, tuple) else max(self._newest, line.groups[-1].number)
+        return line.group_from(newest) or self._queue.another_group(line)
 
     # --- for the engine ---
 
@@ -98,7 +110,8 @@ class Database:
     def serve(self, key: object, owner: int | None = None) -> None:
         """Set the key of the message for which the next calls are made; `owner` is its index in the batch.
 
-        Call it with None at the end: the next lane that serves the last key then keeps the order of its writes.
+        A key is a tuple; anything else has no other messages. Call it with None at the end: the next lane that serves
+        the last key then keeps the order of its writes.
         """
         newest_of_key = self._queue.newest_of_key
         if self._newest:
@@ -106,6 +119,7 @@ class Database:
         self._newest = newest_of_key.get(key, 0)
         self._key = key
         self._owner = owner
+        self.waits_for_turn = False
 
     async def stay_awake(self) -> None:
         """Send a statement: Postgres ends transactions that are idle for too long, and handlers may send none."""
@@ -132,7 +146,9 @@ class _Turn:
         self._sql = sql
 
     async def __aenter__(self) -> Statement:
+        self._database.waits_for_turn = True
         await self._queue.one_at_a_time.acquire()
+        self._database.waits_for_turn = False
         try:
             statement = await self._database.prepare(self._sql)
         except BaseException:

@@ -14,5 +14,17 @@ class HandlerError(Exception):
         self.index = index
 
 
+class OutOfTurn(HandlerError):
+    """A handler's time ran out while it waited for the statements of others: one of those is to blame, if any."""
+
+
+class SentTogether(Exception):
+    """Something was refused that was sent for several messages at once; `what` is the statement, or the table."""
+
+    def __init__(self, text: str, what: str) -> None:
+        super().__init__(text)
+        self.what = what
+
+
 class NotYet(Exception):
     """A message cannot be handled in this run, and no message is at fault: the batch is run again after a moment."""

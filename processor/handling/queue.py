@@ -1,24 +1,38 @@
-"""Writes that handlers queue: they are grouped and sent together, and a refused one is traced to its message."""
+"""Writes that handlers queue: they are grouped and sent together, and a refused one is traced to its message.
+
+Far from Postgres, the number of groups decides how long a batch takes. A statement that touches nothing in common with
+the others of its batch has one group. Any other statement may need more, because what one key queues keeps its order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Sequence
+from enum import Enum, auto
 from functools import lru_cache
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from processor.errors import text_of
-from processor.handling.errors import HandlerError
+from processor.handling.errors import HandlerError, SentTogether
 from processor.postgres.sqlstates import is_about_data
 from processor.postgres.statements import Statements
 
+if TYPE_CHECKING:
+    from processor.postgres.footprints import Footprint
+
+_BEFORE_COMMAND = r"(?: \s | ; | \( | --[^\n]*(?:\n|\Z) | /\*.*?\*/ )*"
 _TRANSACTION_COMMAND = re.compile(
-    r"""(?: \s | ; | \( | --[^\n]*(?:\n|\Z) | /\*.*?\*/ )*
-        (begin|start\s+transaction|commit|end|rollback|abort|savepoint|release|prepare\s+transaction
+    _BEFORE_COMMAND
+    + r"""(begin|start\s+transaction|commit|end|rollback|abort|savepoint|release|prepare\s+transaction
          |set\s+transaction|set\s+session\s+characteristics|discard)\b""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_PLAIN = re.compile(
+    _BEFORE_COMMAND + r"(select|values|table|with|insert|update|delete|merge)\b", re.IGNORECASE | re.VERBOSE | re.DOTALL
 )
 
 
@@ -34,12 +48,8 @@ class TransactionCommandError(Exception):
     """A handler tried to end the engine's transaction or to open one of its own."""
 
 
-class QueuedWriteFailed(Exception):
+class QueuedWriteFailed(SentTogether):
     """A queued write failed; the message being served when it ran may not be the one that queued it."""
-
-    def __init__(self, text: str, what: str) -> None:
-        super().__init__(text)
-        self.what = what  # the statement, or the table
 
 
 class Queued:
@@ -53,9 +63,17 @@ class Queued:
 QUEUED = Queued()
 
 
+class _Kind(Enum):
+    PLAIN = auto()  # reads and writes tables, and nothing else
+    TRANSACTION_COMMAND = auto()
+    OTHER = auto()
+
+
 @lru_cache(maxsize=4096)
-def _is_transaction_command(sql: str) -> bool:
-    return _TRANSACTION_COMMAND.match(sql) is not None
+def _kind(sql: str) -> _Kind:
+    if _TRANSACTION_COMMAND.match(sql):
+        return _Kind.TRANSACTION_COMMAND
+    return _Kind.PLAIN if _PLAIN.match(sql) and "set_config" not in sql.lower() else _Kind.OTHER
 
 
 class _Group:
@@ -80,6 +98,11 @@ class _Group:
         failed = QueuedWriteFailed(f"queued {self.text.strip()[:60]!r}: {text_of(error)}", self.what)
         failed.__cause__ = error
         return failed
+
+    @classmethod
+    def statement(cls, what: str) -> str:
+        """Return a statement that touches what a group of this kind does."""
+        return what
 
 
 class _Each(_Group):
@@ -115,6 +138,29 @@ class _Copy(_Group):
     def text(self) -> str:
         return f"insert into {self.what}"
 
+    @classmethod
+    def statement(cls, what: str) -> str:
+        table = ".".join('"' + name.replace('"', '""') + '"' for name in what.rpartition(".")[::2] if name)
+        return f"INSERT INTO {table} DEFAULT VALUES"
+
+
+class Line:
+    """The groups of one statement, or of one table and its columns, to which rows may still be added."""
+
+    def __init__(self, kind: type[_Group], what: str, form: Any, *, ordered: bool, first: _Group) -> None:
+        self.kind = kind
+        self.what = what
+        self.form = form
+        self.ordered = ordered  # whether the order of a key has to be looked after: other statements touch the same
+        self.first = first
+        self.groups = [first]
+        self.has_several = False
+
+    def group_from(self, number: int) -> _Group | None:
+        """Return the earliest group that is sent no earlier than the group of that number."""
+        at = bisect_left(self.groups, number, key=attrgetter("number"))
+        return self.groups[at] if at < len(self.groups) else None
+
 
 # Called for a message whose write Postgres refuses; raises if the batch cannot go on without the message.
 Refused = Callable[[int, QueuedWriteFailed], None]
@@ -140,19 +186,54 @@ class Queue:
         self._groups: list[_Group] = []
         self._sending: list[_Group] = []
         self._last_number = 0
-        # The newest group of each statement, or of each table and its columns. Only checked statements have a group.
-        self.written: dict[str, _Group] = {}
-        self.collected: dict[str, _Group] = {}
-        self.inserted: dict[tuple[str, tuple[str, ...]], _Group] = {}
-        self.newest_of_key: dict[object, int] = {}  # the number of the newest group with a write of each key
+        # The line of each statement, or of each table and its columns. Only checked statements have one.
+        self.written: dict[str, Line] = {}
+        self.collected: dict[str, Line] = {}
+        self.inserted: dict[tuple[str, tuple[str, ...]], Line] = {}
+        self.newest_of_key: dict[object, int] = {}  # the number of the newest group with an ordered write of each key
+        # What the statements of this run touch, and which of them have to keep the order of each key.
+        self._footprints: dict[str, Footprint | None] = {}
+        self._ordered: set[str] = set()
+        self._knows_names = True
 
-    def new_group(self, kind: type[_Group], what: str, form: Any) -> _Group:
-        """Add a group that is sent after all others."""
-        self.check(what if kind is not _Copy else "")
+    def new_line(self, kind: type[_Group], what: str, form: Any) -> Line:
+        """Begin a line with one group, which is sent after all others."""
+        self._check_open()
+        if kind is not _Copy:
+            self.check(what)
+        statement = kind.statement(what)
+        if statement not in self._footprints:
+            self._compare(statement)
+        return Line(kind, what, form, ordered=statement in self._ordered, first=self._new_group(kind, what, form))
+
+    def another_group(self, line: Line) -> _Group:
+        """Add a group to a line, because of the order of a key."""
+        self.statements.want_footprints(self._footprints)
+        group = self._new_group(line.kind, line.what, line.form)
+        line.groups.append(group)
+        line.has_several = True
+        return group
+
+    def _new_group(self, kind: type[_Group], what: str, form: Any) -> _Group:
         self._last_number += 1
         group = kind(self._last_number, what, form)
         self._groups.append(group)
         return group
+
+    def _compare(self, statement: str) -> None:
+        """Find out whether a statement that is new to this run touches something in common with the others."""
+        footprint = self.statements.footprint(statement) if self._knows_names else None
+        related = {
+            other
+            for other, its_footprint in self._footprints.items()
+            if footprint is None or its_footprint is None or not footprint.is_apart_from(its_footprint)
+        }
+        self._footprints[statement] = footprint
+        if footprint is None or related:
+            self._ordered.add(statement)
+        if not related <= self._ordered:
+            self._ordered |= related
+            self.keep_order()  # of writes that are queued already, nobody has noted for which keys
 
     def keep_order(self) -> None:
         """Send later writes after all that are queued already, whatever their key."""
@@ -160,8 +241,12 @@ class Queue:
         self.collected.clear()
         self.inserted.clear()
 
+    def fail(self, error: Exception) -> None:
+        """Let the transaction fail, even if handlers catch the error."""
+        self._failed = self._failed or error
+
     def raise_failure(self) -> None:
-        """Raise the failure of a queued write: the write is lost, so the transaction must fail even if it is caught."""
+        """Raise what failed for several messages at once: it is lost, so the transaction must fail even if caught."""
         if self._failed is not None:
             raise self._failed
 
@@ -255,11 +340,24 @@ class Queue:
     def note_sent(self) -> None:
         self.last_sent = time.monotonic()
 
-    def check(self, sql: str) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise TransactionCommandError("this Database belongs to a batch that is over; use the one you are given")
-        if _is_transaction_command(sql):
+
+    def check(self, sql: str) -> None:
+        self._check_open()
+        kind = _kind(sql)
+        if kind is _Kind.TRANSACTION_COMMAND:
             raise TransactionCommandError(f"a handler cannot run {sql.strip()[:40]!r}: the batch owns the transaction")
+        if kind is _Kind.OTHER and self._knows_names:
+            self._forget_names()
+
+    def _forget_names(self) -> None:
+        """From now on, take no statement's footprint for granted: names may mean other tables, by SET or CREATE."""
+        self._knows_names = False
+        self._footprints = dict.fromkeys(self._footprints)
+        self._ordered = set(self._footprints)
+        self.keep_order()
 
     def close(self) -> None:
         self._open = False

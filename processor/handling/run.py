@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from processor.errors import ProcessorError
 from processor.handling.database import Awake, Database
-from processor.handling.errors import HandlerError, NotYet
+from processor.handling.errors import HandlerError, NotYet, OutOfTurn
 from processor.handling.queue import Queue, QueuedWriteFailed
+from processor.handling.reads import GatheringDatabase, Reads
 from processor.handling.result import BatchResult, Gatherer, max_output
-from processor.handling.timeouts import HandlerTimeout, described
+from processor.handling.timeouts import HandlerTimedOut, HandlerTimeout, described
 from processor.messages.message import Messages, Output
 from processor.postgres import sqlstates
 
@@ -88,7 +89,7 @@ class BatchRun:
         self._idle_at_most = settings.database.idle_seconds
         self._queue = Queue(session.statements, self._refused, careful)
         self._gatherer = Gatherer(batch, silent_below, max_output(settings), self._fail_after_all)
-        self._careful = bool(careful)
+        self._careful = careful  # statements that are sent so that an error shows its message
         self._left_out: set[int] = set()  # messages that failed after their handler had returned
         self._serving: set[int] = set()
         self._troubles: list[Exception] = []
@@ -146,9 +147,12 @@ class BatchRun:
             await self._call_with_many(route, indices)
             return
         self._messages = self._messages or self._batch.messages()
-        await (self._lane(deque([indices])) if self._concurrency == 1 else self._lanes(indices))
-        # Report the first failure: the others only hit the transaction that it broke.
-        for trouble in self._troubles:
+        if self._concurrency == 1:
+            await self._lane(deque([indices]), Database(self._queue))
+        else:
+            await self._lanes(indices)
+        # Report the first failure: the others only hit the transaction that it broke, or waited for it.
+        for trouble in sorted(self._troubles, key=lambda trouble: isinstance(trouble, OutOfTurn)):
             raise trouble
 
     def _pieces(self, indices: Sequence[int]) -> Iterable[Sequence[int]]:
@@ -203,17 +207,19 @@ class BatchRun:
             key = index if message.key is None else (message.topic, message.partition, message.key)
             by_key.setdefault(key, []).append(index)
         waiting: deque[Sequence[int]] = deque(by_key.values())
-        lanes = [asyncio.create_task(self._lane(waiting)) for _ in range(min(self._concurrency, len(waiting)))]
+        reads = Reads(self._queue, alone=self._careful)
+        databases = [GatheringDatabase(self._queue, reads) for _ in range(min(self._concurrency, len(waiting)))]
+        lanes = [asyncio.create_task(self._lane(waiting, database)) for database in databases]
         try:
             await asyncio.wait(lanes)
+            await reads.end()
         finally:
             for lane in lanes:
                 lane.cancel()
         self._gatherer.sort()
 
-    async def _lane(self, waiting: deque[Sequence[int]]) -> None:
+    async def _lane(self, waiting: deque[Sequence[int]], database: Database) -> None:
         """Take waiting keys one by one until there are none, or until some lane has failed."""
-        database = Database(self._queue)
         with HandlerTimeout(self._stalls, lambda: self._described(database.owner)) as limit:
             while waiting:
                 try:
@@ -274,6 +280,8 @@ class BatchRun:
                     or sqlstates.is_bystander(error)
                 ):
                     raise
+                if database.waits_for_turn and isinstance(error, HandlerTimedOut):
+                    raise OutOfTurn(error) from error
                 self._fail(index, error)
             finally:
                 if self._careful:

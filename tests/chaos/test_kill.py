@@ -17,6 +17,17 @@ ELSEWHERE = ("after_intent", "after_effect", "after_portion", "after_reposition"
 POINTS = [point for point in failpoints.POINTS if point not in ELSEWHERE]
 KILLS = [(point, 3 if index % 2 else 2) for index, point in enumerate(POINTS)]
 KILLS += list(SECOND_KILLS.items())
+# Every process here dies, whatever it is at: nobody is to be blamed for that.
+BLAME_NOBODY = {"failure": {"quarantine_after": 100}}
+
+
+# Those of a batch, each where there is something to be lost of handlers that run side by side.
+KILLS_OF_MANY = [
+    ("after_prepare", 2),
+    ("after_handlers", 4),
+    ("before_postgres_commit", 3),
+    ("after_postgres_commit", 3),
+]
 
 
 @pytest.mark.parametrize("handler", ["reserve"])
@@ -24,17 +35,29 @@ KILLS += list(SECOND_KILLS.items())
 def test_killed_at_every_step_and_restarted_each_order_counts_once(
     protocol: str, handler: str, deployment: Deploy, start: Start, subtests: pytest.Subtests
 ) -> None:
+    _kill_again_and_again(deployment(protocol=protocol, handler=handler, settings=BLAME_NOBODY), KILLS, start, subtests)
+
+
+def test_killed_with_handlers_that_read_side_by_side_each_order_counts_once(
+    deployment: Deploy, start: Start, subtests: pytest.Subtests
+) -> None:
+    settings = BLAME_NOBODY | {"concurrency": 16}
+    deployed = deployment(handler="look_and_reserve", settings=settings)
+    _kill_again_and_again(deployed, KILLS_OF_MANY, start, subtests)
+
+
+def _kill_again_and_again(
+    deployed: Deployment, kills: list[tuple[str, int]], start: Start, subtests: pytest.Subtests
+) -> None:
     """Each process repairs what its predecessor left and is killed itself, at the next point.
 
     The judge looks after each kill: a fault found then is of the recovery from the kill before, or of this one.
     """
-    # Every process here dies, whatever it is at: nobody is to be blamed for that.
-    deployed = deployment(protocol=protocol, handler=handler, settings={"failure": {"quarantine_after": 100}})
     feed = deployed.feed()
     feed.send(300)
     before = "a clean start"
     with feed.flowing(rate=100):
-        for point, number in KILLS:
+        for point, number in kills:
             with subtests.test(f"{before}, then SIGKILL {point}@{number}"):
                 doomed = start(deployed, failpoints=f"{point}=kill@{number}")
                 assert doomed.wait() == -signal.SIGKILL, doomed.tail()

@@ -47,4 +47,4 @@ def bench(tmp_path: Path, stack: Servers, database: str, topics: Topics) -> Make
 def _full(handler: Any) -> Any:
     if isinstance(handler, str):
         return handler if ":" in handler else f"tests.support.handlers:{handler}"
-    return {**handler, "call": f"tests.support.handlers:{handler['call']}"}
+    return {**handler, "call": _full(handler["call"])}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from processor.engine.failing.classify import Kind
 from processor.engine.failing.outcomes import Again, Culprit, Unattributed, Wait
 from processor.errors import ProcessorError, text_of
-from processor.handling.errors import HandlerError, NotYet
-from processor.handling.queue import QueuedWriteFailed
+from processor.handling.errors import HandlerError, NotYet, SentTogether
 from processor.postgres import sqlstates
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def attribute(
         return Culprit(index, error)
     if (judge.kind(error) is Kind.OUTAGE) if in_handler else sqlstates.is_outage(error):
         return Wait(text)
-    if isinstance(error, QueuedWriteFailed) and error.what not in careful:
+    if isinstance(error, SentTogether) and error.what not in careful:
         return Again(text, careful_with=error.what)
     if in_handler or sqlstates.is_about_data(error) or sqlstates.is_bystander(error):
         return Unattributed(error)
