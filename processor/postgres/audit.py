@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from processor.messages.message import Partition
+from processor.postgres import retention
 
 if TYPE_CHECKING:
     from processor.postgres.session import Connection
@@ -99,6 +100,6 @@ async def owed(connection: Connection, consumer: str, topics: Sequence[str], sec
     return [Owed(Partition(row["topic"], row["partition"]), row["next_offset"]) for row in rows]
 
 
-async def forgotten(_connection: Connection, _consumer: str) -> dict[Partition, int]:
+async def forgotten(connection: Connection, consumer: str) -> dict[Partition, int]:
     """The offset of each partition below which rows may have been deleted for their age."""
-    return {}
+    return {at: mark.below for at, mark in (await retention.watermarks(connection, consumer)).items()}

@@ -56,6 +56,7 @@ def test_verify_says_clean_after_an_honest_run_and_names_the_one_row_that_is_tak
     assert outputs["records"] == outputs["with_origin"] + outputs["dead_letters"]
     assert outputs["with_origin"] == counts["completed"]
 
+    sql.execute(deployed.database, "CREATE TABLE kept AS SELECT * FROM inbox")
     taken = sql.fetch(
         deployed.database,
         """DELETE FROM inbox WHERE key = (SELECT key FROM inbox WHERE status = 'completed' LIMIT 1)
@@ -66,3 +67,15 @@ def test_verify_says_clean_after_an_honest_run_and_names_the_one_row_that_is_tak
     lost = [finding for finding in said["findings"] if finding["kind"] == "lost_row"]
     assert len({finding["id"] for finding in lost}) == 1, "itself and its duplicates"
     assert taken[0]["offset"] in [finding["offset"] for finding in lost]
+    sql.execute(deployed.database, "INSERT INTO inbox SELECT * FROM kept ON CONFLICT DO NOTHING")
+
+    half = "(SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY received_at) FROM inbox)"
+    sql.execute(
+        deployed.database, f"UPDATE inbox SET received_at = received_at - interval '30 days' WHERE received_at < {half}"
+    )
+    pruned = processor(PROJECT, "prune", str(deployed.config), "--json")
+    assert json.loads(pruned.stdout)["deleted"] > 0, pruned.stderr
+    code, said = verified(deployed, "--sole-writer")
+    assert (code, said["found"], said["notes"]) == (0, {}, [])
+    assert said["input"]["forgotten"] > 0
+    assert said["outputs"]["with_origin"] == counts["completed"]

@@ -21,6 +21,7 @@ from processor.operations.verify.plan import Wanted
 from processor.postgres import connections
 from processor.settings.load import load
 from tests.integration.conftest import MakeBench
+from tests.integration.retention.conftest import age, prune
 from tests.support import handlers
 from tests.support.audits import (
     CLEAN,
@@ -117,6 +118,21 @@ async def test_what_is_not_committed_yet_is_not_judged_and_other_ranges_are_chos
     by_time = await audited(b, "--since", "2001-01-01", "--until", "2002-01-01")
     assert by_time.input == {}
     assert places[0].offset > 2
+
+
+async def test_what_retention_has_forgotten_is_no_finding_and_a_row_lost_above_that_is(bench: MakeBench) -> None:
+    b = await worked(bench(partitions=2))
+    b.send([*sent("a", "b", partition=1)])  # duplicates
+    await b.run_until_done()
+    await age(b, 30)
+    assert (await prune(b))["deleted"] == 3
+    await worked(b, "d", "e")
+    found = await audited(b)
+    assert (found.code, found.input) == (CLEAN, {"records": 7, "completed": 2, "forgotten": 5})
+    assert found.outputs == {"records": 5, "with_origin": 5}
+    await b.execute(f"DELETE FROM inbox WHERE key = '{key(b, 'e')}'")
+    found = await audited(b)
+    assert (found.code, found.said["found"]) == (FOUND, {"lost_row": 1, "orphan_output": 1})
 
 
 # --- everything planted is found ---
