@@ -16,6 +16,7 @@ import typer
 from confluent_kafka import KafkaException
 
 from benchmarks import against as versions
+from benchmarks import audit as audits
 from benchmarks import distance as distances
 from benchmarks import latency as latencies
 from benchmarks import plots, report, suite, verdicts
@@ -43,6 +44,7 @@ PAIR_RECORDS = 200_000
 QUICK_RECORDS = 30_000
 FAR_RECORDS = 200_000
 QUICK_SUBJECTS = ("bare", "batch", "batch-2", "collect")
+AUDIT_RECORDS = 5_000_000
 SECONDS = 8.0  # of steady load, for latency
 QUICK_SECONDS = 2.0
 PEERS_PYTHON = Path(".bench/bin/python")
@@ -198,6 +200,25 @@ def retention(
         results.retention = retentions.beside(site, rows, records, pace, show)
         if cycles:
             retentions.cycles(site, results.retention, cycles, cycle_rows, show)
+
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
+
+
+@app.command()
+def audit(
+    records: Annotated[
+        int, typer.Option(min=1000, help="Messages of the input; there are as many outputs.")
+    ] = AUDIT_RECORDS,
+    directory: Directory = DEFAULT_DIRECTORY,
+    as_json: AsJson = False,
+    out: Out = None,
+    strict: Strict = False,
+    plot_to: Plot = None,
+) -> None:
+    """Memory and rate of `processor verify`, which is interrupted once and goes on."""
+
+    def work(site: Site, results: Results, show: Show) -> None:
+        results.audit = audits.audit(site, records, show)
 
     _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=plot_to)
 

@@ -7,7 +7,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, not declared
     AdminClient,
     AlterConfigOpType,
@@ -58,6 +66,11 @@ class Cluster:
         resource = ConfigResource(ResourceType.GROUP, name, incremental_configs=entries)
         for future in self._admin.incremental_alter_configs([resource], request_timeout=ADMIN_SECONDS).values():
             future.result()
+
+    def topic_id(self, name: str) -> str:
+        """As Kafka's own tools write it."""
+        (future,) = self._admin.describe_topics(TopicCollection([name]), request_timeout=ADMIN_SECONDS).values()
+        return str(future.result().topic_id).replace("+", "-").replace("/", "_")
 
     def ends(self, name: str, partitions: int) -> int:
         """Where committed readers stand at best, over all partitions. Markers of transactions count too."""

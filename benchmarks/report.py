@@ -60,6 +60,14 @@ def show(results: Results, *, markdown: bool = False) -> None:
         )
     if results.retention is not None and results.retention.cycles:
         show_table(_cycles(results.retention))
+    if results.audit is not None and not results.audit.wrong:
+        audit = results.audit
+        console.print(
+            f"audit: {audit.messages:,} messages and as many outputs in {audit.seconds:.0f} s,"
+            f" {audit.rate:,.0f} records a second, memory at most {audit.highest_mb:.0f} MB;"
+            f" interrupted at {audit.interrupted_at:,}",
+            highlight=False,
+        )
     for line in results.wrong:
         console.print(Text(line, "bold red"))
     shares = _shares(results)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against import Comparison
+from benchmarks.audit import Audit
 from benchmarks.distance import Distant
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
@@ -48,6 +49,7 @@ class Results:
     distances: list[Distant] = field(default_factory=list)
     soak: Soak | None = None
     retention: Retention | None = None
+    audit: Audit | None = None
 
     @property
     def wrong(self) -> list[str]:
@@ -63,6 +65,8 @@ class Results:
             found.append(("soak", self.soak.wrong))
         if self.retention is not None:
             found.append(("retention", self.retention.wrong))
+        if self.audit is not None:
+            found.append(("audit", self.audit.wrong))
         return [f"WRONG {who}: {'; '.join(reasons)}" for who, reasons in found if reasons]
 
     def rates(self, name: str) -> dict[int, float]:
@@ -136,6 +140,7 @@ class Results:
             first.distances += other.distances
             first.soak = other.soak or first.soak
             first.retention = other.retention or first.retention
+            first.audit = other.audit or first.audit
         return first
 
     @classmethod
@@ -153,4 +158,5 @@ class Results:
         if retention := fields.get("retention"):
             retention["cycles"] = [Cycle(**one) for one in retention["cycles"]]
             fields["retention"] = Retention(**retention)
+        fields["audit"] = Audit(**fields["audit"]) if fields.get("audit") else None
         return cls(**fields)

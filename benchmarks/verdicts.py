@@ -105,6 +105,9 @@ def _growth(results: Results) -> Iterator[Verdict]:
     if points:
         shares = [point.share for point in points]
         yield Verdict("rate at 10 million inbox rows / empty inbox", median(shares), AT_LEAST, 0.85)
+    audit = results.audit
+    if audit is not None and not audit.wrong:
+        yield Verdict("memory of an audit at most", audit.highest_mb, AT_MOST, 500.0, "MB")
     soak = results.soak
     if soak is not None and not soak.wrong:
         yield Verdict("memory: last fifth / second fifth", soak.flatness, AT_MOST, 1.1)

@@ -19,6 +19,7 @@ from processor.cli.replay.app import app as replay_app
 from processor.cli.reset import reset
 from processor.cli.run import run
 from processor.cli.topic_recreated import topic_recreated
+from processor.cli.verify import verify
 from processor.errors import ProcessorError
 from processor.observe import logs
 from processor.stack.cli import app as stack_app
@@ -30,7 +31,8 @@ EPILOG = (
     " PROCESSOR_LOG_FORMAT (auto, json, console) shape the log on stderr."
     "\n\nExit status: 0 done or stopped as asked, 1 gave up or a server is not as needed,"
     " 2 bad configuration or arguments, 3 halted: going on could lose or double something, an operator must decide,"
-    " 130 interrupted by Ctrl-C, 128 + n ended at once by signal n (143 by a second SIGTERM)."
+    " 5 an audit found something, 130 interrupted by Ctrl-C,"
+    " 128 + n ended at once by signal n (143 by a second SIGTERM)."
 )
 
 app = typer.Typer(
@@ -51,6 +53,7 @@ app.command(epilog=EPILOG)(prune)
 app.command(epilog=EPILOG)(reset)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)
 app.command("accept-rewind", epilog=EPILOG)(accept_rewind)
+app.command(epilog=EPILOG)(verify)
 
 
 def _print_version(wanted: bool) -> None:

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, no
 
 from processor.errors import BatchAborted, SetupError
 from processor.kafka import connections
-from processor.kafka.fixed import outsider
+from processor.kafka.outsider import outsider
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
 

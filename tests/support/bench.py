@@ -162,6 +162,23 @@ class Bench:
         finally:
             await connection.close()
 
+    @asynccontextmanager
+    async def locked(self, table: str) -> AsyncIterator[None]:
+        """Nobody else can read or write the table."""
+        connection = await asyncpg.connect(self.database)
+        try:
+            async with connection.transaction():
+                await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+                yield
+        finally:
+            await connection.close()
+
+    async def waiting_for_lock(self) -> None:
+        """Until a statement of somebody else waits for a lock."""
+        query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        self.tasks = []
+        await self.until(lambda: self.rows(query), "a statement that waits for a lock")
+
     async def inbox(self) -> dict[str, dict[str, Any]]:
         """Every row by its message id; that of a plainly completed message is known only by its digest."""
         rows = await self.rows(

@@ -105,6 +105,54 @@ def test_forbidden_import_is_found_wherever_it_stands(module: str, source: str) 
     assert forbidden(module, ast.parse(source))
 
 
+# What an audit checks the work of. It must not repeat a mistake of theirs, so it must not get at them by any way.
+AUDITED = {
+    "engine",
+    "handling",
+    "service",
+    "kafka.membership",
+    "kafka.producer",
+    "kafka.reader",
+    "messages.batch",
+    "messages.decode",
+    "messages.formats",
+    "messages.identity",
+    "messages.incoming",
+    "messages.outputs",
+    "messages.record",
+    "messages.stored",
+    "postgres.claims",
+    "postgres.inbox",
+    "postgres.ledger",
+}
+
+
+def reached(start: str) -> set[str]:
+    """Every module that those below `start` import, by whatever way."""
+    trees = dict(modules())
+    found: set[str] = set()
+    waiting = [module for module in trees if module.startswith(start)]
+    assert waiting
+    while waiting:
+        for name in imported(trees[waiting.pop()]):
+            parts = name.removeprefix("processor.").split(".")
+            known = {".".join(parts[:length]) for length in range(1, len(parts) + 1)} & trees.keys()
+            waiting += known - found
+            found |= known
+    return found
+
+
+def audited(found: set[str]) -> set[str]:
+    return {module for module in found if any(f"{module}.".startswith(f"{one}.") for one in AUDITED)}
+
+
+def test_the_audit_shares_no_code_with_what_it_audits() -> None:
+    found = reached("operations.verify")
+    assert {"kafka.scan", "postgres.audit", "settings.schema"} <= found
+    assert audited(found) == set()
+    assert audited(reached("operations.redrive")), "the search finds what is there"
+
+
 def test_handlers_import_nothing_but_the_public_names() -> None:
     for path in (PACKAGE.parent / "handlers").glob("*.py"):
         ours = {name for name in imported(ast.parse(path.read_text())) if name.startswith("processor")}

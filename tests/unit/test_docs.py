@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from processor import errors, failpoints
 from processor.cli.main import EPILOG
+from processor.cli.verify import FOUND
 from processor.engine import recovery
 from processor.engine.failing import outcomes
 from processor.engine.loop import Loop
@@ -99,6 +100,7 @@ PAGES = [
     "docs/distance.md",
     "docs/performance.md",
     "docs/replay.md",
+    "docs/verify.md",
 ]
 
 
@@ -109,7 +111,7 @@ def test_readme_and_help_name_the_same_exit_codes_and_all_of_them() -> None:
     assert [code[0] for one in status if (code := re.match(r"\d+(?: \+ n)?", one))] == listed
     kinds: list[type[errors.ProcessorError]] = [errors.ProcessorError, *errors.ProcessorError.__subclasses__()]
     raised = {str(kind.exit_code) for kind in kinds}
-    assert {*raised, "0", "130", "128 + n"} == set(listed)
+    assert {*raised, "0", str(FOUND), "130", "128 + n"} == set(listed)
 
 
 @pytest.mark.parametrize("page", PAGES)
