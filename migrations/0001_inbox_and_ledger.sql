@@ -30,7 +30,7 @@ CREATE TABLE inbox (
     first_failed_at timestamptz,
     redriven_at  timestamptz,               -- sent to the input topic again, and not processed yet
     parked_key   bytea,                     -- set where later messages of this key have to wait: sha256(record_key)
-    history      jsonb                      -- what happened to it, oldest first: failed, redriven, discarded
+    history      jsonb                      -- what happened to it, oldest first: retried, failed, redriven, discarded
 );
 
 -- The key of a message, to look one up by hand:

@@ -13,12 +13,15 @@ import typer
 from processor.cli.accept_rewind import accept_rewind
 from processor.cli.check import check
 from processor.cli.dlq.app import app as dlq_app
+from processor.cli.inbox.app import app as inbox_app
 from processor.cli.migrate import migrate
 from processor.cli.prune import prune
 from processor.cli.replay.app import app as replay_app
 from processor.cli.reset import reset
 from processor.cli.run import run
+from processor.cli.status import status
 from processor.cli.topic_recreated import topic_recreated
+from processor.cli.trace import trace
 from processor.cli.verify import verify
 from processor.errors import ProcessorError
 from processor.observe import logs
@@ -45,10 +48,13 @@ app = typer.Typer(
 )
 app.add_typer(stack_app, name="stack")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(inbox_app, name="inbox")
 app.add_typer(replay_app, name="replay")
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(migrate)
+app.command(epilog=EPILOG)(status)
+app.command(epilog=EPILOG)(trace)
 app.command(epilog=EPILOG)(prune)
 app.command(epilog=EPILOG)(reset)
 app.command("topic-recreated", epilog=EPILOG)(topic_recreated)

@@ -63,10 +63,15 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], colours: M
         for row in (titles, *rows):
             typer.echo("\t".join(row))
         return
+    console.print(as_table(titles, rows, colours))
+
+
+def as_table(titles: Sequence[str], rows: Iterable[Sequence[str]], colours: Mapping[str, str]) -> Table:
+    """Boxes, for a terminal."""
     table = Table(*titles)
     for row in rows:
         table.add_row(*(Text(cell, colours.get(cell, "")) for cell in row))
-    console.print(table)
+    return table
 
 
 def counted(number: int, noun: str) -> str:
@@ -82,6 +87,16 @@ def safe(text: str) -> str:
 
 def time(at: datetime | None) -> str:
     return at.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z") if at else "-"
+
+
+def age(seconds: float | None) -> str:
+    """How long ago, or for how long, in the largest unit that it has at least two of."""
+    if seconds is None:
+        return "-"
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def bytes_as_text(value: bytes | None) -> tuple[str | None, str | None]:

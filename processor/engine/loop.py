@@ -116,6 +116,7 @@ class Loop:
             for helper in helpers:
                 helper.cancel()
             await asyncio.wait([*self._recoveries.cancel(), *helpers])
+            await self._parts.troubles.leave()
             self._publishing.close()
 
     def _helper_ended(self, helper: asyncio.Task[None]) -> None:

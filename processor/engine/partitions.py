@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -19,6 +21,21 @@ if TYPE_CHECKING:
     from processor.kafka.reader import PartitionReader
     from processor.messages.message import Partition
     from processor.settings.schema import FailureSettings
+
+
+class Obstacle(StrEnum):
+    """What a partition waits for, the most serious first. The words are those that `processor status` shows."""
+
+    HALTED = "halted"  # an operator
+    RECOVERING = "recovering"  # another try of its recovery
+    OUTAGE = "outage"  # something that its handler, or its batch, needs
+    RETRY = "retry"  # another try of one message
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    reason: str
+    since: datetime
 
 
 @dataclass(slots=True)
@@ -46,10 +63,30 @@ class OwnedPartition:
     recovered: bool = False  # at least once
     recovering: bool = False  # a recovery is working on it: nothing else may begin to read it
     outages: int = 0  # in a row
-    halted: str | None = None  # the reason why it waits for an operator
     parked_keys: set[bytes] = field(default_factory=set)  # digests of keys whose later messages have to wait
     attempts: dict[int, int] = field(default_factory=dict)  # failed attempts by offset, of types without inbox
     crashes: CrashHistory = field(default_factory=CrashHistory)
+    troubles: dict[Obstacle, Trouble] = field(default_factory=dict)  # why it stands still
+
+    @property
+    def halted(self) -> str | None:
+        """The reason why it waits for an operator."""
+        trouble = self.troubles.get(Obstacle.HALTED)
+        return None if trouble is None else trouble.reason
+
+    @property
+    def trouble(self) -> tuple[Obstacle, Trouble] | None:
+        """The most serious of its troubles."""
+        return next(((kind, self.troubles[kind]) for kind in Obstacle if kind in self.troubles), None)
+
+    def obstruct(self, kind: Obstacle, reason: str) -> None:
+        """Note why it stands still, until this is cleared. A newer reason of the same kind keeps the older time."""
+        known = self.troubles.get(kind)
+        self.troubles[kind] = Trouble(reason, known.since if known else datetime.now(UTC))
+
+    def clear(self, *kinds: Obstacle) -> None:
+        for kind in kinds:
+            self.troubles.pop(kind, None)
 
     @property
     def partition(self) -> Partition:

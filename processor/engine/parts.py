@@ -23,6 +23,7 @@ from processor.engine.publishing import PublishQueue
 from processor.engine.recoveries import Recoveries
 from processor.engine.takeover import Takeover
 from processor.engine.transaction import Transactions
+from processor.engine.troubles import TroubleNotes
 from processor.kafka.producer import TransactionalProducer
 from processor.messages import identity
 from processor.postgres.deadlocks import DeadlockGate
@@ -72,6 +73,7 @@ class Parts:
     recoveries: Recoveries
     housekeeping: Housekeeping
     orphans: Orphans
+    troubles: TroubleNotes
     retention: Retention
 
     def helpers(self) -> list[Coroutine[Any, Any, None]]:
@@ -80,6 +82,7 @@ class Parts:
         if self.job.bounded:  # it shares its slot with nobody; leases and retention are the live service's
             return helpers
         helpers.append(self.orphans.watch())
+        helpers.append(self.troubles.watch())
         if self.routes.act:
             helpers.append(self.attempts.reap())
         if self.settings.retention.span is not None:
@@ -167,5 +170,6 @@ def build(
         recoveries=Recoveries(partitions, takeover, pauses, readiness, reader.news.set, emit),
         housekeeping=Housekeeping(partitions, publishing, ledger, control, cluster, pauses),
         orphans=Orphans(settings.kafka, slots, slot, ledger, emit),
+        troubles=TroubleNotes(settings.consumer, partitions, control, slot, emit),
         retention=Retention(settings, pruning, cluster, lambda: reader.has_a_batch, emit),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from processor.engine.failing import classify
+from processor.engine.partitions import Obstacle
 from processor.errors import BatchAborted, ConnectionLost, Fenced
 from processor.observe.events import RecoveryRetried, StartingOver
 
@@ -85,6 +86,7 @@ class Recoveries:
         """Keep the partitions that are left in the list; the recovery of the others has ended."""
         for partition in set(partitions).difference(left):
             partition.recovering = False
+            partition.clear(Obstacle.RECOVERING)
         partitions[:] = left
 
     async def _recover(self, partitions: list[OwnedPartition], reason: str | None) -> None:
@@ -96,6 +98,8 @@ class Recoveries:
         obstacle = object()
         if reason is not None:
             self._readiness.obstruct(obstacle, reason)
+            for partition in partitions:
+                partition.obstruct(Obstacle.RECOVERING, reason)
         try:
             while not self._stopping:
                 self._keep(partitions, [partition for partition in partitions if not partition.leaving])
@@ -108,6 +112,8 @@ class Recoveries:
                         continue  # drop the one that leaves, and try the others at once
                     left = dict.fromkeys(partitions, str(trouble))
                 self._keep(partitions, left)
+                for partition, why in left.items():
+                    partition.obstruct(Obstacle.RECOVERING, why)
                 if left:
                     tries += 1
                     reason = "; ".join(dict.fromkeys(left.values()))

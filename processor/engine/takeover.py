@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from processor import failpoints
 from processor.engine import recovery
+from processor.engine.partitions import Obstacle
 from processor.engine.portions import Piece, portions, split
 from processor.engine.publishing import still_owned
 from processor.errors import BatchAborted, Halt
@@ -260,6 +261,7 @@ class Takeover:
             if partition in self._pauses:
                 partition.position = step.start
             else:
+                partition.clear(Obstacle.OUTAGE, Obstacle.RETRY)
                 self._partitions.begin(partition, step.start)
             self._emit(PartitionReady(str(partition.partition), step.event, step.start))
 

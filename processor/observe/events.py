@@ -172,6 +172,11 @@ class PartitionHalted(Event, level="error"):
 
 
 @dataclass(frozen=True)
+class TroublesNotWritten(Event, level="debug"):
+    reason: str
+
+
+@dataclass(frozen=True)
 class StartingOver(Event, level="warning"):
     reason: str
     kind: str

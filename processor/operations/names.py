@@ -36,7 +36,7 @@ async def each_named(db: Connection, settings: Settings, wanted: Filter) -> Filt
 
 async def shown(db: Connection, settings: Settings, message_id: str, type_: str | None) -> dict[str, Any]:
     """Everything that the inbox has about one message, whatever its status."""
-    ids = _candidates(settings, message_id, type_)
+    ids = candidates(settings, message_id, type_)
     wanted = Filter(ids=(message_id,), type=type_, statuses=STATUSES)
     unfinished = await _unfinished(db, settings, wanted)
     rows = await dead_letters.find(db, settings.consumer, [*ids, *unfinished.get(message_id, ())])
@@ -57,7 +57,7 @@ async def _unfinished(db: Connection, settings: Settings, wanted: Filter) -> dic
     return {given: [given] if given in ids else ids for given, ids in found.items()}
 
 
-def _candidates(settings: Settings, message_id: str, type_: str | None) -> list[str]:
+def candidates(settings: Settings, message_id: str, type_: str | None) -> list[str]:
     """What the id may be in the inbox as far as the configuration tells, without its window."""
     if not settings.message.scope_by_type:
         return [message_id]

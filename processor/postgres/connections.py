@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # What a database that does not answer, or not as it should, may raise.
 ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
+# The server refuses every write of a command that only looks.
+READ_ONLY = "SELECT set_config('default_transaction_read_only', 'on', false)"
+BOUND = "SELECT set_config('statement_timeout', $1, false)"
+
 STATE = """
     SELECT current_setting('server_version') AS version, current_user AS username,
            current_setting('synchronous_commit') <> 'off' AS durable
@@ -62,6 +66,21 @@ async def with_tables(settings: Settings) -> AsyncIterator[Connection]:
                 raise
             text = " ".join(settings.redact(str(error)).split())
             raise SetupError(f"the connection to the database was lost: {text}; run the command again") from None
+
+
+@asynccontextmanager
+async def read_only(settings: Settings, seconds: float, advice: str) -> AsyncIterator[Connection]:
+    """The same for a command that only looks: it can change nothing, and no statement takes longer than this.
+
+    `advice` is for the one whose statement took too long.
+    """
+    async with with_tables(settings) as connection:
+        await connection.execute(READ_ONLY)
+        await connection.execute(BOUND, str(max(1, int(seconds * 1000))))
+        try:
+            yield connection
+        except asyncpg.QueryCanceledError:
+            raise SetupError(f"Postgres was asked for {seconds:g} s and has no answer yet; {advice}") from None
 
 
 async def server(connection: Connection) -> Server:

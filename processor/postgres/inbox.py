@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from processor.messages.record import Record
 
+HISTORY = 100
+
 # Keeps the record as it came: with its error if it failed, without one if it is parked.
 KEEP = """
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, message_id, type, finished_at, error,
@@ -70,22 +72,29 @@ START = """
     RETURNING attempts, unfinished, first_failed_at
 """
 
-NOTE = """
-    WITH owner AS (SELECT FROM ledger WHERE partition_id = $14 AND epoch = $5 FOR SHARE)
+# The history says of each attempt how it failed. It stops growing at HISTORY events, as `retry.attempts` has no limit.
+NOTE = f"""
+    WITH owner AS (SELECT FROM ledger WHERE partition_id = $18 AND epoch = $5 FOR SHARE),
+         event AS (SELECT jsonb_build_array(jsonb_strip_nulls(
+             jsonb_build_object('at', clock_timestamp(), 'event', 'retried', 'class', $14::text, 'reason', $15::text,
+                                'exception', $16::text, 'sqlstate', $17::text))) AS events)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, message_id, type, record_key, error,
-                       payload, headers, timestamp_ms, first_failed_at)
-    SELECT $1, $2, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() FROM owner
+                       payload, headers, timestamp_ms, first_failed_at, history)
+    SELECT $1, $2, $3, $4, 'pending', 1, $6, $7, $8, $9, $10, $11, $12, clock_timestamp(), event.events
+    FROM owner, event
     ON CONFLICT (key) DO UPDATE
     SET status = 'pending', unfinished = NULL, lease_owner = NULL, lease_until = NULL, redriven_at = NULL,
         error = excluded.error, record_key = excluded.record_key, payload = excluded.payload,
         headers = excluded.headers, timestamp_ms = excluded.timestamp_ms, message_id = excluded.message_id,
         type = excluded.type, first_failed_at = coalesce(inbox.first_failed_at, clock_timestamp()),
-        attempts = CASE WHEN inbox.status = 'pending' OR inbox.status = 'processing' THEN inbox.attempts + 1 ELSE 1 END
+        attempts = CASE WHEN inbox.status = 'pending' OR inbox.status = 'processing' THEN inbox.attempts + 1 ELSE 1 END,
+        history = CASE WHEN jsonb_array_length(inbox.history) >= {HISTORY} THEN inbox.history
+                       ELSE coalesce(inbox.history, '[]') || excluded.history END
     WHERE inbox.payload_hash = excluded.payload_hash
       AND (inbox.status IN ('failed', 'pending', 'parked')
            OR inbox.status = 'processing' AND inbox.lease_owner = $13)
     RETURNING attempts, first_failed_at
-"""
+"""  # noqa: S608 - a constant of ours
 
 # Takes an attempt back while we live: it must not look as if it had killed us. If it was cancelled ($3 is false), its
 # call outside may not have ended yet: then the lease stays.
@@ -216,6 +225,10 @@ class Inbox:
             wire.dump_headers(record.message.headers),
             record.message.timestamp_ms,
             self._owner,
+            failure.kind,
+            failure.reason,
+            failure.exception,
+            failure.sqlstate,
             record.reading.ledger_id,
         )
         if row is None:

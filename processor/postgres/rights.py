@@ -23,6 +23,7 @@ NEEDED = {
     "forgotten": ("SELECT", "INSERT", "UPDATE"),
     "pruning": ("SELECT", "INSERT", "UPDATE"),
     "archived": ("SELECT", "INSERT", "UPDATE"),
+    "partition_trouble": ("SELECT", "INSERT", "UPDATE", "DELETE"),
 }
 
 # Our tables lie beside the table of migrations: in the configured schema, else where search_path leads. To search_path

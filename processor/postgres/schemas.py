@@ -22,6 +22,7 @@ OURS = (
     "forgotten",
     "pruning",
     "archived",
+    "partition_trouble",
     "inbox_status",
     "inbox_key",
     "processor_migrations",

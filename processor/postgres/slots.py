@@ -27,7 +27,7 @@ WAIT = "SELECT pg_advisory_lock($1, $2)"
 RETURN = "SELECT pg_advisory_unlock($1, $2)"
 
 LEASED = """
-    SELECT objid::integer AS slot FROM pg_locks
+    SELECT objid::integer AS slot, pid FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND classid = $1::integer::oid AND objsubid = 2
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
@@ -45,10 +45,11 @@ class Slot:
         self._most = most
         self._session = session
         self._ledger = ledger
-        self._leases = _lock_class(f"processor-slot:{consumer}")
+        self._leases = lease_class(consumer)
         self._endings = _lock_class(f"processor-slot-ending:{consumer}")
         self._held: int | None = None
         self._leased_on: Connection[Record] | None = None
+        self.backend: int | None = None  # the server process that holds our lock; None if nothing was leased yet
         self.leases = 0  # counts new connections: with each the slot may have looked free for a moment
 
     @property
@@ -62,6 +63,7 @@ class Slot:
             if connection is not self._leased_on:
                 self._held = await self._lowest_free(connection)
                 self._leased_on = connection
+                self.backend = connection.get_server_pid()
                 self.leases += 1
             return self.name(self.number)
 
@@ -107,6 +109,11 @@ class Slot:
 
     def name(self, slot: int) -> str:
         return f"{self._consumer}-{slot}"
+
+
+def lease_class(consumer: str) -> int:
+    """The class of the advisory locks by which processes of this consumer hold their slots."""
+    return _lock_class(f"processor-slot:{consumer}")
 
 
 def _lock_class(name: str) -> int:

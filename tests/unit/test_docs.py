@@ -30,6 +30,7 @@ from processor.settings.load import load
 from processor.settings.schema import FailureSettings, HandlerSettings, Settings
 from processor.stack import kafka
 from processor.stack.state import Shape, State
+from tests.support import runbooks
 from tests.unit.test_architecture import BASE, RULES
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
 FAILURES = (ROOT / "docs/failures.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
 ORDERS = (ROOT / "config/orders.toml").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 
@@ -96,6 +98,7 @@ PAGES = [
     "docs/configuration.md",
     "docs/handlers.md",
     "docs/failures.md",
+    "docs/operations.md",
     "docs/retention.md",
     "docs/distance.md",
     "docs/performance.md",
@@ -276,6 +279,20 @@ def test_the_page_about_failures_names_every_setting_class_and_header() -> None:
         assert all(f"`{choice}`" in FAILURES for choice in choices)
     headers = set(re.findall(r'"(dlq-[a-z-]+)"', Path(letters.__file__).read_text()))
     assert headers == set(re.findall(r"`(dlq-[a-z-]+)`", FAILURES))
+
+
+def test_every_runbook_has_its_test_and_says_when_what_and_the_way_back() -> None:
+    tree = ast.parse((ROOT / "tests/integration/test_runbooks.py").read_text())
+    tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    sections = runbooks.sections()
+    assert {runbooks.test_name(heading) for heading in sections} == tests
+    assert len(sections) == len(tests) == 10
+    for heading, section in sections.items():
+        parts = re.findall(r"^\*\*(When|First|Do|You see|What can go wrong)\b", section, re.MULTILINE)
+        assert parts == ["When", "First", "Do", "You see", "What can go wrong"], heading
+        assert re.search(r"\*\*(The way back|There is no way back)\b", section), heading
+        assert runbooks.blocks(section), heading
+        assert f"(#{heading.lower().replace(' ', '-')})" in OPERATIONS, f"{heading}: not in the contents"
 
 
 def test_no_python_is_refused_for_being_too_new() -> None:

@@ -45,7 +45,7 @@ class Filters:
                 raise WrongUse(f"--status {status}: there is no such status; valid: {', '.join(STATUSES)}")
         return Filter(
             ids=tuple(map(storable, self.ids or ())),
-            key=_key_bytes(self.key, self.key_hex),
+            key=key_bytes(self.key, self.key_hex),
             type=self.type_,
             error_class=self.class_,
             reason=self.error_reason,
@@ -88,7 +88,7 @@ def moment(text: str, now: datetime) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _key_bytes(key: str | None, key_hex: str | None) -> bytes | None:
+def key_bytes(key: str | None, key_hex: str | None) -> bytes | None:
     if key is not None and key_hex is not None:
         raise WrongUse("give either --key or --key-hex, not both")
     if key_hex is None:

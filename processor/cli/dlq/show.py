@@ -37,7 +37,7 @@ def show(
     output: Output,
 ) -> None:
     """Show all that is known about one message: payload, headers, error, history."""
-    config_file, message_id = _config_and_id(words)
+    config_file, message_id = config_and_id(words, "dlq show")
 
     async def act(settings: Settings) -> dict[str, Any]:
         async with connections.with_tables(settings) as db:
@@ -47,8 +47,13 @@ def show(
     if raw:
         sys.stdout.buffer.write(row["payload"] or b"")
         return
+    print_message(row, output.format)
+
+
+def print_message(row: dict[str, Any], form: Format) -> None:
+    """Everything that the inbox has about it."""
     message = _message(row)
-    match output.format:
+    match form:
         case Format.JSON:
             print_json(message)
         case Format.JSONL:
@@ -57,12 +62,12 @@ def show(
             _print(message)
 
 
-def _config_and_id(words: list[str]) -> tuple[Path, str]:
+def config_and_id(words: list[str], command: str) -> tuple[Path, str]:
     named = os.environ.get("PROCESSOR_CONFIG")
     if len(words) == 1 and named:
         words = [named, *words]
     if len(words) != 2:
-        raise WrongUse("give the configuration file and one message id: processor dlq show CONFIG ID [--type TYPE]")
+        raise WrongUse(f"give the configuration file and one message id: processor {command} CONFIG ID [--type TYPE]")
     return Path(words[0]), storable(words[1])
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from processor.engine.failing import classify
 from processor.engine.failing.classify import Kind
+from processor.engine.partitions import Obstacle
 from processor.errors import Halt, text_of
 from processor.observe.events import MessageRetried, PartitionHalted, PartitionHeld
 
@@ -129,6 +130,7 @@ class PartitionPauses:
         """Start the waits. Called after the batch, whose later commits have moved the positions to resume from."""
         for partition, hold in self._new.items():
             self._emit(PartitionHeld(str(partition.partition), round(hold.seconds, 3), hold.reason))
+            partition.obstruct(Obstacle.OUTAGE if hold.outage else Obstacle.RETRY, hold.reason)
             if hold.outage:
                 self._obstructed.add(partition)
                 self._readiness.obstruct(partition, hold.reason)
@@ -137,6 +139,7 @@ class PartitionPauses:
 
     def advanced(self, partition: OwnedPartition) -> None:
         """End a partition's outage: a batch of it has been committed, so what it needs is available again."""
+        partition.clear(Obstacle.OUTAGE, Obstacle.RETRY)
         if partition.outages:
             partition.outages = 0
             self._obstructed.discard(partition)
@@ -162,7 +165,7 @@ class PartitionPauses:
         if partition in self._halted:
             return
         self._halted.add(partition)
-        partition.halted = reason
+        partition.obstruct(Obstacle.HALTED, reason)
         self._readiness.obstruct(partition, reason)
         self._emit(PartitionHalted(str(partition.partition), reason))
 

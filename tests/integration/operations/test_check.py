@@ -234,7 +234,7 @@ def test_missing_privileges_are_named(deployment: Deployment) -> None:
             f"GRANT {', '.join(privileges)} ON public.{table} TO {role}"
             for privileges, tables in (
                 (("DELETE", "INSERT"), ("log_ends", "parked_repeats")),
-                (("DELETE", "INSERT", "UPDATE"), ("inbox", "unsent")),
+                (("DELETE", "INSERT", "UPDATE"), ("inbox", "partition_trouble", "unsent")),
                 (
                     ("INSERT", "UPDATE"),
                     ("archived", "forgotten", "ledger", "pruning", "replay_ranges", "replays"),

@@ -46,7 +46,8 @@ def project(tmp_path: Path) -> Path:
 def test_help_names_environment_and_exit_status(tmp_path: Path) -> None:
     for command in (
         [],
-        *(["run"], ["check"], ["migrate"], ["prune"], ["topic-recreated"], ["accept-rewind"], ["verify"]),
+        *(["run"], ["check"], ["migrate"], ["status"], ["trace"], ["prune"], ["topic-recreated"], ["accept-rewind"]),
+        *(["verify"], ["inbox", "list"], ["inbox", "show"]),
         *(["dlq", verb] for verb in ("list", "show", "redrive", "discard")),
     ):
         done = processor(tmp_path, *command, "--help")

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from processor.engine.partitions import OwnedPartition, Partitions
+from processor.engine.partitions import Obstacle, OwnedPartition, Partitions, Trouble
 from processor.errors import Fenced
 from processor.kafka.reader import PartitionReader
 from processor.messages.message import Partition
@@ -62,7 +62,8 @@ async def test_partition_that_comes_back_begins_with_nothing_of_the_last_time(
     reader: PartitionReader, partitions: Partitions, take_over: TakeOver
 ) -> None:
     (before,) = take_over(0)
-    before.outages, before.halted, before.attempts = 3, "by an operator", {7: 1}
+    before.outages, before.attempts = 3, {7: 1}
+    before.obstruct(Obstacle.HALTED, "by an operator")
     give_back(reader, before)
     assert (before.owned, before.leaving, partitions.owned()) == (False, True, [])
     (again,) = take_over(0)
@@ -189,3 +190,19 @@ async def test_partition_whose_position_is_outside_the_log_is_named_once_with_th
     second.assignment.astray, third.assignment.astray = "out of range", "gone"
     assert partitions.take_astray() == {second: "out of range", third: "gone"}
     assert partitions.take_astray() == {}
+
+
+def test_most_serious_trouble_of_a_partition_counts_and_is_as_old_as_its_first_reason(take_over: TakeOver) -> None:
+    (owned,) = take_over(0)
+    owned.obstruct(Obstacle.RETRY, "not yet")
+    owned.obstruct(Obstacle.OUTAGE, "the gateway is down")
+    first = owned.troubles[Obstacle.OUTAGE].since
+    owned.obstruct(Obstacle.OUTAGE, "the gateway is still down")
+    assert owned.trouble == (Obstacle.OUTAGE, Trouble("the gateway is still down", first))
+    owned.obstruct(Obstacle.HALTED, "no such sku")
+    assert owned.trouble == (Obstacle.HALTED, owned.troubles[Obstacle.HALTED])
+    reasons = [owned.halted]
+    owned.clear(Obstacle.HALTED, Obstacle.OUTAGE, Obstacle.RECOVERING)
+    assert owned.trouble == (Obstacle.RETRY, owned.troubles[Obstacle.RETRY])
+    reasons.append(owned.halted)
+    assert reasons == ["no such sku", None]

@@ -47,6 +47,7 @@ LINES: dict[str, tuple[str, list[str]]] = {
     "started": ("info", ["consumer", "topics", "pid"]),
     "starting_over": ("warning", ["reason", "kind", "partitions"]),
     "stored_outputs_sent": ("info", ["outputs"]),
+    "troubles_not_written": ("debug", ["reason"]),
 }
 # What a line has besides.
 TAKEN = {"timestamp", "level", "event", "logger"}

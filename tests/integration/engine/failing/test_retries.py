@@ -76,7 +76,7 @@ async def test_message_is_tried_as_often_as_its_error_allows_and_then_fails(
     row = (await b.inbox())["m1"]
     assert row["first_failed_at"] <= row["finished_at"]
     assert (row["first_failed_at"] == row["finished_at"]) == (tries == 1)
-    assert [event["event"] for event in json.loads(row["history"])] == ["failed"]
+    assert [event["event"] for event in json.loads(row["history"])] == ["retried"] * (tries - 1) + ["failed"]
     assert len(events(logs, "message_retried", message_id="m1")) == tries - 1
     assert len(events(logs, "message_failed", message_id="m1")) == 1
 
