@@ -116,7 +116,7 @@ def build(
     key_of = identity.inbox_key(job.scope)
     gate = DeadlockGate(settings, control)
     claiming = job.claiming(key_of, lease_owner)
-    inbox = Inbox(key_of, lease_owner, settings.effects.lease_ms)
+    inbox = Inbox(key_of, lease_owner, settings.effects.lease_ms, takes_waiting=not job.bounded)
     ledger = Ledger(job.name, owner)
     slot = Slot(job.name, slots, ledger, 1 if job.bounded else MAX_SLOTS)
     producer = TransactionalProducer(settings.kafka, slot.lease, membership.metadata)

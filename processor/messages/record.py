@@ -77,6 +77,11 @@ class Record:
         return f"{self.message.topic}:{self.message.partition}:{self.message.offset}"
 
     @property
+    def id_of_its_own(self) -> str:
+        """The id of a row for this very record, where the message's id is another's or has none."""
+        return f"{self.message.id}~{self.place}"
+
+    @property
     def place(self) -> str:
         message = self.message
         return place(message.topic, self.reading.topic_id, message.partition, message.offset)

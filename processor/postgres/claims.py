@@ -327,7 +327,7 @@ class Claiming:
                     claims.newly_failed = True
                     record.parked = False  # it would still collide after waiting
                     record.failure = Failure("collision", f"{record.message.id!r} is the id of another payload")
-                record.message.id = f"{record.message.id}~{record.place}"
+                record.message.id = record.id_of_its_own
                 record.key = self._key_of(record.message.id)
             by_key[record.key] = index
         return await self._claim_keys(connection, records, by_key, claims)

@@ -53,7 +53,8 @@ KEEP = """
 
 # Records the start of an attempt, so that it leaves a trace if it never ends, or if it fails and another follows. It
 # runs in a transaction of its own. It does nothing for a process that no longer owns the partition, nor for another
-# payload than the row's: that would take over the row of the message that had the id first.
+# payload than the row's: that would take over the row of the message that had the id first. A replay ($13 is false)
+# leaves rows alone that wait behind a failed message of their key, and that message.
 START = """
     WITH owner AS (SELECT FROM ledger WHERE partition_id = $12 AND epoch = $5 FOR SHARE)
     INSERT INTO inbox (key, partition_id, "offset", payload_hash, status, attempts, unfinished, message_id, type,
@@ -66,7 +67,7 @@ START = """
             coalesce(inbox.unfinished, 0) + (inbox.lease_owner IS DISTINCT FROM excluded.lease_owner)::integer, 1
         ),
         attempts = CASE WHEN inbox.status IN ('failed', 'parked') THEN 0 ELSE inbox.attempts END
-    WHERE inbox.payload_hash = excluded.payload_hash
+    WHERE inbox.payload_hash = excluded.payload_hash AND ($13 OR inbox.parked_key IS NULL)
       AND (inbox.status IN ('failed', 'pending', 'parked')
            OR inbox.status = 'processing' AND (inbox.lease_owner = excluded.lease_owner OR inbox.lease_until < now()))
     RETURNING attempts, unfinished, first_failed_at
@@ -133,8 +134,9 @@ KEEP_RESULTS = """
 
 
 class Inbox:
-    def __init__(self, key_of: Callable[[str], bytes], owner: str, lease_ms: int) -> None:
+    def __init__(self, key_of: Callable[[str], bytes], owner: str, lease_ms: int, *, takes_waiting: bool) -> None:
         self._key_of = key_of
+        self._takes_waiting = takes_waiting
         self._owner = owner
         self._lease = timedelta(milliseconds=lease_ms)
 
@@ -192,6 +194,7 @@ class Inbox:
             self._owner,
             self._lease if leased else None,
             record.reading.ledger_id,
+            self._takes_waiting,
         )
         if row is None:
             return False
@@ -257,4 +260,4 @@ class Inbox:
 
 def _row_id(record: Record) -> str:
     """Return the id of the row that keeps a failure. A type without inbox must not touch another message's row."""
-    return record.message.id if record.in_inbox else f"{record.message.id}~{record.place}"
+    return record.message.id if record.in_inbox else record.id_of_its_own

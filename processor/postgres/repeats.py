@@ -1,6 +1,7 @@
-"""Claims for a job that meets mostly messages that are done: a batch of nothing else is told by a single statement.
+"""Claims for a replay: most messages are done, and those that wait behind a failed one of their key are left alone.
 
-A replay goes over millions of them. Without this each would get a record, a row that is tried in vain, and a look-up.
+A batch of nothing but messages that are done is told by a single statement. A replay goes over millions of them: without
+this each would get a record, a row that is tried in vain, and a look-up.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from asyncpg import Record as Row
 
     from processor.messages.batch import Batch, Columns
+    from processor.messages.record import Record
     from processor.postgres.claims import BusyElsewhere, CutBefore
 
 # OFFSET 0 makes it one look into the index for each key, whatever the table's size and the planner's guess.
@@ -36,6 +38,11 @@ class ClaimingRepeats(Claiming):
         claims = await super().claim(connection, batch)
         self._repeating = isinstance(claims, Claims) and not claims.mine
         return claims
+
+    def _judge(self, record: Record, row: Row) -> PriorDelivery:
+        """A replay knows only the keys that were parked when it began, and would run one's messages out of order."""
+        verdict = super()._judge(record, row)
+        return PriorDelivery.PARKED if verdict is PriorDelivery.UNFINISHED and row["waits"] else verdict
 
     async def _all_done(self, connection: Connection[Row], columns: Columns) -> bool:
         if not columns.message_type.in_inbox:

@@ -65,7 +65,7 @@ class ReplayJob(Job):
 
     def claiming(self, key_of: Callable[[str], bytes], owner: str) -> Claiming | Recall:
         if self._plan.mode is Mode.RE_EMIT:
-            return Recall(self._forgotten_below)
+            return Recall(key_of, self._forgotten_below)
         return ClaimingRepeats(key_of, self.settings.message.on_collision, owner)
 
     @property

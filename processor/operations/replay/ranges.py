@@ -1,6 +1,7 @@
 """Finds out what a replay would go over, and refuses what cannot be gone over safely.
 
-A range ends at the last stable offset of now, at the latest: what comes later is the live service's.
+A range ends at the last stable offset of now, at the latest. One of `missing` ends at the live service's position: what
+comes later is its own work.
 """
 
 from __future__ import annotations
@@ -76,11 +77,6 @@ async def find(connection: Connection, settings: Settings, cluster: Cluster, pla
             first, end = min(max(first, log.start), stable), min(max(end, log.start), stable)
         if first < end or first > stable:
             ranges.append(_range(partition, facts, first, end))
-    if plan.mode is Mode.MISSING and any(one.silent for one in ranges):
-        # What the service had not done before belongs to it: a message that has a duplicate there must not be taken
-        # for one whose outputs were never sent.
-        ranges = [replace(one, end=min(one.end, one.silent_below)) for one in ranges]
-        ranges = [one for one in ranges if one.first < one.end]
     return check(settings, replace(plan, ranges=tuple(ranges)), facts, notes)
 
 
@@ -120,7 +116,6 @@ async def ends(cluster: Cluster, partitions: Sequence[Partition]) -> dict[Partit
 def check(settings: Settings, plan: Plan, facts: Facts, notes: Iterable[str] = ()) -> Plan:
     """Return the plan with what an operator should know; raise Refused or Halt if it cannot be run."""
     _require_sense(settings, plan)
-    warnings = list(notes)
     for one in plan.ranges:
         log, stable, live = facts.logs[one.partition], facts.stable[one.partition], facts.live[one.partition]
         if live.topic_id != log.topic_id:
@@ -133,10 +128,45 @@ def check(settings: Settings, plan: Plan, facts: Facts, notes: Iterable[str] = (
                 f"{one.partition}: Kafka has the offsets {log.start}-{stable}, not all of {one.first}-{one.end}: "
                 f"ask for those, or give --clip"
             )
+    warnings = list(notes)
+    if plan.mode is Mode.MISSING:
+        warnings += _about_ends(plan)
+        plan = replace(plan, ranges=tuple(_left_to_do(plan.ranges)))
+        warnings += _about_lost(settings, plan)
+    for one in plan.ranges:
         warnings += _about_forgotten(plan, one, facts.watermarks.get(one.partition))
-        warnings += _about_position(plan, one, live)
     warnings += _about_handlers(settings, plan)
     return replace(plan, warnings=tuple(warnings))
+
+
+async def require_nothing_lost_since(
+    connection: Connection, consumer: str, cluster: Cluster, ranges: Sequence[Range]
+) -> None:
+    """Raise Halt if the database has lost commits that a replay made earlier does not know of: it was restored."""
+    facts = await gather(connection, consumer, cluster, [one.partition for one in ranges])
+    for one in ranges:
+        if one.partition in facts.live:
+            now = _range(one.partition, facts, one.first, one.end)
+            if now.silent and now.silent_below > one.silent_below:
+                raise Halt(
+                    f"{one.partition}: the database is behind Kafka's committed offset: it has lost the commits of "
+                    f"{now.silent.start}-{now.silent.stop}, and this replay was made before that: cancel it, and make "
+                    "another one"
+                )
+
+
+def _left_to_do(ranges: Sequence[Range]) -> list[Range]:
+    """What of these is a matter of `missing`: the service has been there, and will not come there by itself.
+
+    A database that has lost commits is first brought to where it was. A message that it has as failed may have been
+    redriven after the dump: the outputs of that are known to be sent only while its second record is read.
+    """
+    behind = any(one.silent for one in ranges)
+    cut = [
+        replace(one, first=max(one.first, one.applied_below) if behind else one.first, end=min(one.end, one.silent_below))
+        for one in ranges
+    ]
+    return [one for one in cut if one.first < one.end]
 
 
 async def _require_output_topic(cluster: Cluster, plan: Plan) -> None:
@@ -187,29 +217,37 @@ def _about_forgotten(plan: Plan, one: Range, watermark: Watermark | None) -> lis
     return [f"{one.partition}: below {watermark.below} ids have been forgotten: what is done there is not recognised"]
 
 
-def _about_position(plan: Plan, one: Range, live: Live) -> list[str]:
-    if plan.mode is not Mode.MISSING:
-        return []
-    if one.silent:
-        warning = (
-            f"{one.partition}: the database is behind Kafka's committed offset: it has lost the commits of "
-            f"{one.silent.start}-{one.silent.stop}. They are done again, their outputs are not sent a second time. "
-            "Start the service afterwards, for once with kafka.on_database_behind = 'reapply'"
+def _about_ends(plan: Plan) -> list[str]:
+    return [
+        f"{one.partition}: ends at {one.silent_below}, where the service is: what comes later is its own work"
+        for one in plan.ranges
+        if one.end > one.silent_below
+    ]
+
+
+def _about_lost(settings: Settings, plan: Plan) -> list[str]:
+    lost = [one for one in plan.ranges if one.silent]
+    if lost and settings.failure.policy == "park-key":
+        raise Refused(
+            f"{lost[0].partition}: the database is behind Kafka's committed offset, and failure.policy = 'park-key': a "
+            "replay would not keep the order of keys that were parked since; start the service with "
+            "kafka.on_database_behind = 'reapply' instead"
         )
-    elif one.first > live.position:
-        warning = f"{one.partition}: begins above the service's position: {live.position}-{one.first} come after it"
-    else:
-        return []
-    return [warning]
+    return [
+        f"{one.partition}: the database is behind Kafka's committed offset: it has lost the commits of "
+        f"{one.silent.start}-{one.silent.stop}. They are done again, their outputs are not sent a second time. "
+        "Start the service afterwards, for once with kafka.on_database_behind = 'reapply'"
+        for one in lost
+    ]
 
 
 def _about_handlers(settings: Settings, plan: Plan) -> list[str]:
     warnings = []
     bare = ", ".join(sorted(type_ for type_, handler in settings.handlers.items() if not handler.inbox))
     if bare and plan.mode is Mode.MISSING:
-        warnings.append(f"handlers.{bare} has no inbox: what the service has passed counts as done")
+        warnings.append(f"handlers.{bare} has no inbox: passed over, since nothing says that one is missing")
     if plan.mode is Mode.MISSING and settings.failure.policy == "park-key":
-        warnings.append("a message that fails in the replay does not park its key; what is parked already waits")
+        warnings.append("a message that fails in the replay does not park its key; what is parked is left to redrive")
     if plan.mode is Mode.RE_APPLY and plan.outputs and plan.output_topic is None:
         warnings.append("outputs go to their topics again, with the ids they had: see --no-outputs and --output-topic")
     if plan.mode is Mode.RE_EMIT:

@@ -28,7 +28,7 @@ from processor.operations.replay.comparison import Comparer, Comparison
 from processor.operations.replay.run import Moment
 from processor.operations.replay.selection import Selection
 from processor.postgres.claims import Claims
-from processor.postgres.recall import done
+from processor.postgres.recall import known
 from processor.postgres.session import Session
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ class Rehearsal:
 
     async def _chosen(self, connection: Connection, records: Sequence[Record]) -> list[Record]:
         """Those that were processed here, or not at all yet; the first of several with one id."""
-        found = await done(connection, records)
+        rows = await known(connection, [record.key for record in records if record.in_inbox])
+        found = {key: place for key, place in rows.items() if place is not None}
         chosen = []
         for record in records:
             here = found.get(record.key, (record.reading.partition_id, record.message.offset))

@@ -109,8 +109,10 @@ async def run(
         if replay.state not in UNFINISHED:
             raise Refused(f"the replay {name} is {replay.state}: make another one")
         await _require_readable(cluster, replay)
+        plan = plan_of(replay)
+        if plan.mode is Mode.MISSING:
+            await ranges.require_nothing_lost_since(connection, consumer, cluster, plan.ranges)
         watermarks = await retention.watermarks(connection, consumer)
-    plan = plan_of(replay)
     pace = Pace(rate or plan.rate)
     job = ReplayJob(settings, plan, pace, {at: one.below for at, one in watermarks.items()})
     engine = Engine(job.settings, routes, job)

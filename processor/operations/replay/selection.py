@@ -19,21 +19,22 @@ class Selection:
         self._wanted = plan.wanted
         self._scoped = settings.message.scope_by_type
         self._windowed = settings.message.window_seconds is not None
-        # Types without inbox leave no trace: below this nothing says that a message of them is missing.
-        self._done_below: Mapping[Partition, int] = (
-            {one.partition: one.applied_below for one in plan.ranges} if plan.mode is Mode.MISSING else {}
-        )
+        self._mode = plan.mode
+        self._applied_below: Mapping[Partition, int] = {one.partition: one.applied_below for one in plan.ranges}
 
     def apply(self, batch: Batch) -> None:
         """Mark the records that are not wanted."""
-        if not self._wanted and batch.columns is not None and batch.columns.message_type.in_inbox:
+        emits = self._mode is Mode.RE_EMIT
+        if not (self._wanted or emits) and batch.columns is not None and batch.columns.message_type.in_inbox:
             return
         for record in batch.as_rows():
             if not self._takes(record):
                 record.not_ours, record.failure = True, None
+            if emits:
+                record.in_inbox = False  # no row of it is to be touched, whatever becomes of it
 
     def _takes(self, record: Record) -> bool:
-        if not record.in_inbox and record.message.offset < self._done_below.get(record.partition, 0):
+        if not record.in_inbox and not self._takes_without_trace(record):
             return False
         wanted, message = self._wanted, record.message
         return (
@@ -41,6 +42,16 @@ class Selection:
             and (not wanted.types or message.type in wanted.types)
             and (not wanted.ids or not self._names(record).isdisjoint(wanted.ids))
         )
+
+    def _takes_without_trace(self, record: Record) -> bool:
+        """Types without inbox leave no trace: where the service has been they count as done, elsewhere as not done."""
+        match self._mode:
+            case Mode.MISSING:
+                return False
+            case Mode.RE_EMIT:
+                return record.message.offset < self._applied_below[record.partition]
+            case _:
+                return True
 
     def _names(self, record: Record) -> set[str]:
         """Its id in the inbox, and what is left of that without type and window."""

@@ -83,7 +83,7 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         (claims.CLAIM, (new, numbers, numbers, numbers)),
         (claims.LOOK_UP, (known, None)),
         (claims.SEEN_AGAIN, (known,)),
-        (recall.DONE, (known,)),
+        (recall.KNOWN, (known,)),
         (repeats.DONE, (known, numbers)),
         (claims.TAKE_OVER, (known, texts, "me")),
         (inbox.KEEP, (known, *kept)),
@@ -111,7 +111,7 @@ async def test_statements_still_use_the_index_when_their_plan_is_made_for_any_ar
     for sql, args in (
         (claims.LOOK_UP, (known, None)),
         (claims.SEEN_AGAIN, (known,)),
-        (recall.DONE, (known,)),
+        (recall.KNOWN, (known,)),
         (repeats.DONE, (known, list(range(BATCH)))),
         (claims.TAKE_OVER, (known, [None] * BATCH, "me")),
         (inbox.REAP, ([0, 1, 2],)),

@@ -20,7 +20,7 @@ from processor.operations.replay.pace import Pace, Stand, falls_behind
 from processor.operations.replay.plan import Mode, Plan, Refused, Wanted
 from processor.operations.replay.ranges import Facts
 from processor.postgres.replays import Live, Range
-from tests.support.configuration import settings
+from tests.support.configuration import settings, toml
 
 ORDERS = Partition("orders", 0)
 RANGE = Range(ORDERS, "topic-1", 4, 7, 10, 20, 50, 50)
@@ -76,6 +76,34 @@ def test_outputs_are_held_back_only_where_our_own_offset_says_that_they_were_sen
 ) -> None:
     found = ranges._range(ORDERS, facts(committed=CommittedOffset(offset, text), first_epoch=2), 0, 90)
     assert found.silent == silent
+
+
+@pytest.mark.parametrize(
+    ("asked", "committed", "left", "says"),
+    [
+        ((10, 90), 50, [(10, 50)], ["ends at 50"]),
+        ((10, 40), 50, [(10, 40)], []),
+        ((60, 90), 50, [], ["ends at 50"]),
+        ((10, 90), 70, [(50, 70)], ["ends at 70", "behind Kafka"]),  # what it has as failed may be redriven below 70
+        ((10, 40), 70, [], []),
+    ],
+)
+def test_what_is_missing_is_below_the_service_and_only_what_was_lost_in_a_database_that_is_behind(
+    asked: tuple[int, int], committed: int, left: list[tuple[int, int]], says: list[str], tmp_path: Path
+) -> None:
+    known = facts(committed=CommittedOffset(committed, metadata(3)))
+    plan = replace(PLAN, ranges=(ranges._range(ORDERS, known, *asked),))
+    found = ranges.check(settings(tmp_path), plan, known)
+    assert [(one.first, one.end) for one in found.ranges] == left
+    assert len(found.warnings) == len(says)
+    assert all(text in warning for text, warning in zip(says, found.warnings, strict=True))
+
+
+def test_a_database_that_is_behind_is_left_to_the_service_where_keys_are_parked(tmp_path: Path) -> None:
+    known = facts(committed=CommittedOffset(70, metadata(3)))
+    plan = replace(PLAN, ranges=(ranges._range(ORDERS, known, 10, 90),))
+    with pytest.raises(Refused, match="reapply"):
+        ranges.check(settings(tmp_path, toml(tables='[failure]\npolicy = "park-key"')), plan, known)
 
 
 @pytest.mark.parametrize(
