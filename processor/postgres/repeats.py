@@ -1,7 +1,7 @@
 """Claims for a replay: most messages are done, and those that wait behind a failed one of their key are left alone.
 
-A batch of nothing but messages that are done is told by a single statement. A replay goes over millions of them: without
-this each would get a record, a row that is tried in vain, and a look-up.
+A batch of nothing but messages that are done is told by a single statement. A replay goes over millions of them:
+without this each would get a record, a row that is tried in vain, and a look-up.
 """
 
 from __future__ import annotations

@@ -162,9 +162,9 @@ def _left_to_do(ranges: Sequence[Range]) -> list[Range]:
     redriven after the dump: the outputs of that are known to be sent only while its second record is read.
     """
     behind = any(one.silent for one in ranges)
+    firsts = [max(one.first, one.applied_below) if behind else one.first for one in ranges]
     cut = [
-        replace(one, first=max(one.first, one.applied_below) if behind else one.first, end=min(one.end, one.silent_below))
-        for one in ranges
+        replace(one, first=first, end=min(one.end, one.silent_below)) for first, one in zip(firsts, ranges, strict=True)
     ]
     return [one for one in cut if one.first < one.end]
 
