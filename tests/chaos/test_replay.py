@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from confluent_kafka import Message
 
 from processor import failpoints
 from tests.conftest import Databases, Deploy, Start, unique
-from tests.support import sql
+from tests.support import faulty_table, sending, sql
 from tests.support.deployments import Deployment
 from tests.support.reading import header, read_all
 from tests.support.replaying import copy_of, domain, processor, replay
+from tests.support.sending import Sent
 
 RECORDS = 400
 
@@ -64,6 +66,56 @@ def test_what_a_restored_database_lacks_is_done_again_and_no_output_is_sent_twic
     moved.verifier().assert_exactly_once()
     service.terminate()
     assert service.wait() == 0, service.tail()
+
+
+def test_messages_that_failed_before_the_dump_and_were_redriven_after_it_and_some_without_inbox_are_sent_once(
+    deployment: Deploy, start: Start, restored: str
+) -> None:
+    handlers = {"T": "tests.support.faulty:apply_anew", "U": {"call": "tests.support.faulty:apply", "inbox": False}}
+    deployed = deployment(partitions=1, settings={"handlers": handlers})
+    sql.execute(deployed.database, faulty_table.CREATE)
+
+    def send(*names: str, type_: str = "T") -> None:
+        records = [Sent({"what": name}, name.encode(), type_, name) for name in names]
+        sending.send(deployed.bootstrap_servers, deployed.input_topic, records)
+
+    def written(database: str) -> list[str]:
+        return sorted(row["what"] for row in sql.fetch(database, "SELECT what FROM effects"))
+
+    send("a", "fails now")
+    send("u", type_="U")
+    run_to_the_end(deployed, start)
+    killed = processor(
+        deployed, "replay", "start", str(deployed.config), "--all", "--name", "early", "--execute",
+        PROCESSOR_FAILPOINTS="before_claim=kill@1",
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    dump = copy_of(deployed.database, restored)
+    deployed.config.write_text(deployed.config.read_text().replace("apply_anew", "apply"))
+    service = start(deployed)
+    redriven = processor(deployed, "dlq", "redrive", str(deployed.config), "--all")
+    assert redriven.returncode == 0, redriven.stderr
+    send("b")
+    send("u2", type_="U")
+    deployed.verifier().wait_until_done()
+    service.terminate()
+    assert service.wait() == 0, service.tail()
+    everything = ["a", "b", "fails now", "u", "u2"]
+    assert written(deployed.database) == everything
+    assert written(dump) == ["a", "u"]
+
+    on_dump = {"PROCESSOR_DATABASE__URL": dump}
+    refused = processor(deployed, "replay", "resume", str(deployed.config), "early", **on_dump)
+    assert (refused.returncode, "made before that" in refused.stderr) == (3, True), refused.stderr
+    found = replay(deployed, "start", "--all", "--execute", **on_dump)
+    assert (found["processed"], found["skipped"], found["outputs"]) == (2, 1, 0), "u2 is left to the service"
+    send("c")
+    run_to_the_end(deployed, start, **on_dump, PROCESSOR_KAFKA__ON_DATABASE_BEHIND="reapply")
+    again = replay(deployed, "start", "--all", "--name", "again", "--execute", **on_dump)
+    assert (again["processed"], again["outputs"]) == (0, 0)
+
+    assert written(dump) == sorted([*everything, "c"])
+    assert sorted(json.loads(one.value() or b"")["what"] for one in outputs(deployed)) == written(dump)
 
 
 # Where a replay dies, in this order, each time at the next one; the last process is left alone.

@@ -62,6 +62,8 @@ async def apply_anew(message: Message[Any], db: Database) -> list[Output]:
             return [output, _output(message)]
         case "fails now":
             raise Reject("since the change")
+        case "breaks now":
+            raise RuntimeError("since the change")
     return [output]
 
 

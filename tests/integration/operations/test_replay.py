@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,34 @@ def written(deployed: Deployment) -> list[str]:
 def sent(deployed: Deployment, topic: str | None = None) -> list[tuple[str, str | None]]:
     """What is in a topic, and by which replay it was sent."""
     records = read_all(deployed.bootstrap_servers, topic or deployed.output_topic)
-    return sorted((json.loads(one.value() or b"")["what"], header(one, "replay")) for one in records)
+    found = [(json.loads(one.value() or b"")["what"], header(one, "replay")) for one in records]
+    return sorted(found, key=str)
 
 
 def refusal(deployed: Deployment, *arguments: str, code: int) -> str:
     done = processor(deployed, "replay", "start", str(deployed.config), *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr
+
+
+def call_with(deployed: Deployment, handler: str, failure: str = "") -> None:
+    """Have another handler for T, and other settings."""
+    text = deployed.config.read_text()
+    before = 'T = "tests.support.faulty:apply"'
+    assert before in text
+    deployed.config.write_text(text.replace(before, f"T = {handler}").replace("[failure]", f"[failure]\n{failure}"))
+
+
+def rejected(name: str) -> Sent:
+    return Sent({"what": name, "do": "reject"}, name.encode(), "T", name)
+
+
+def inbox(deployed: Deployment) -> list[Any]:
+    """What is on record of the messages, and whether they wait."""
+    rows = sql.fetch(
+        deployed.database, 'SELECT key, status::text, parked_key IS NOT NULL FROM inbox ORDER BY partition_id, "offset"'
+    )
+    return [tuple(row) for row in rows]
 
 
 def everything(deployed: Deployment) -> dict[str, Any]:
@@ -198,13 +220,56 @@ def test_a_scope_of_its_own_applies_each_message_once_more_and_sends_nothing_or_
     assert sent(deployed, shadow) == [("a", "s"), ("b", "s")]
 
 
-def test_a_handler_without_inbox_is_not_run_again_for_what_the_service_has_passed(
+def test_messages_without_inbox_count_as_done_where_the_service_has_been_but_for_those_that_failed(
     deployed: Deployment, start: Start
 ) -> None:
-    text = deployed.config.read_text()
-    deployed.config.write_text(
-        text.replace('T = "tests.support.faulty:apply"', 'T = { call = "tests.support.faulty:apply", inbox = false }')
-    )
-    serve(deployed, start, *messages("a", "b"))
+    call_with(deployed, '{ call = "tests.support.faulty:apply", inbox = false }')
+    serve(deployed, start, *messages("a"), rejected("fails"), *messages("b"))
+    sending.send(deployed.bootstrap_servers, deployed.input_topic, messages("not processed yet"))
+
     found = replay(deployed, "start", "--all", "--execute")
-    assert (found["processed"], found["skipped"], written(deployed)) == (0, 2, ["a", "b"])
+    assert (found["processed"], found["failed"], found["skipped"], written(deployed)) == (0, 0, 3, ["a", "b"])
+    found = replay(deployed, "start", "--all", "--mode", "re-emit", "--name", "again", "--execute")
+    assert (found["processed"], found["failed"], found["skipped"]) == (2, 0, 2)
+    assert sent(deployed) == [("a", "again"), ("a", None), ("b", "again"), ("b", None)]
+
+
+@pytest.mark.parametrize("effect", ["false", "true"])
+def test_messages_of_a_parked_key_are_left_to_redrive(effect: str, deployed: Deployment, start: Start) -> None:
+    call_with(deployed, f'{{ call = "tests.support.faulty:apply", effect = {effect} }}', 'policy = "park-key"')
+    of_one_key = [*messages("first"), rejected("fails"), *messages("waits")]
+    serve(deployed, start, *(replace(one, key=b"A") for one in of_one_key), *messages("other"))
+    rows = inbox(deployed)
+
+    found = replay(deployed, "start", "--all", "--execute")
+
+    assert (found["processed"], found["failed"], found["skipped"]) == (0, 0, 4)
+    assert written(deployed) == ["first", "other"]
+    assert inbox(deployed) == rows
+    assert [status for _, status, waits in rows if waits] == ["failed", "parked"]
+    if effect == "false":
+        again = replay(deployed, "start", "--all", "--mode", "re-emit", "--name", "again", "--execute")
+        assert again["processed"] == 2
+        assert [what for what, by in sent(deployed) if by] == ["first", "other"]
+
+
+def test_outputs_of_forgotten_messages_are_sent_again_but_not_of_failed_ones_and_no_row_is_left(
+    deployed: Deployment, start: Start
+) -> None:
+    serve(deployed, start, *messages("a", "breaks now"), rejected("fails"))
+    sql.execute(
+        deployed.database,
+        "INSERT INTO forgotten (partition_id, below) SELECT partition_id, 3 FROM ledger WHERE partition = 0",
+    )
+    sql.execute(deployed.database, "DELETE FROM inbox WHERE status = 'completed'")
+    rows = inbox(deployed)
+    call_with(deployed, '"tests.support.faulty:apply_anew"')
+
+    command = ("start", str(deployed.config), "--all", "--mode", "re-emit", "--despite-forgotten", "--execute")
+    done = processor(deployed, "replay", *command, "-o", "json", PROCESSOR_RETRY__ATTEMPTS="2")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["processed"], found["failed"], found["skipped"]) == (1, 1, 1)
+    assert [status for _, status, _ in rows] == ["failed"]
+    assert inbox(deployed) == rows
