@@ -88,7 +88,7 @@ async def test_inbox_statements_use_the_primary_key(big: asyncpg.Connection[asyn
         (claims.TAKE_OVER, (known, texts, "me")),
         (inbox.KEEP, (known, *kept)),
         (inbox.KEEP, ([*known[1:], "0" * 32], *kept)),
-        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None, 1)),
+        (inbox.START, (known[0], 1, 1, 1, 1, "pending", "m", None, None, "me", None, 1, True)),
         (inbox.NOTE, (known[0], 1, 1, 1, 1, "m", None, None, "{}", None, "[]", None, "me", "bug", "x", None, None, 1)),
         (inbox.RENEW, (known[0], "me", timedelta(seconds=1))),
         (inbox.REAP, ([0, 1, 2],)),
