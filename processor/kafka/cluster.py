@@ -27,6 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # exported, no
 
 from processor.errors import BatchAborted, SetupError
 from processor.kafka import connections
+from processor.kafka.outsider import outsider
 from processor.messages.message import Partition
 from processor.messages.positions import CommittedOffset, Log
 
@@ -53,15 +54,6 @@ class Topic:
 def _id(topic: Any) -> str:
     """Return the topic id as Kafka's own tools write it; librdkafka uses another base64 alphabet."""
     return str(topic.topic_id).replace("+", "-").replace("/", "_")
-
-
-def outsider(settings: KafkaSettings, group: str) -> Consumer:
-    """Return a client that never joins the group, and from which the broker takes offsets while there is no member.
-
-    Always of the classic protocol: with the other one a client has a member's name before it has joined.
-    """
-    config = settings.admin_config() | {"group.id": group, "enable.auto.commit": False}
-    return Consumer(config, logger=connections.silent)
 
 
 class Cluster:

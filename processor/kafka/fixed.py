@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from processor.kafka.cluster import outsider
+from processor.kafka.outsider import outsider
 
 if TYPE_CHECKING:
     from processor.kafka.reader import PartitionReader

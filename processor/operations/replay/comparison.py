@@ -20,7 +20,7 @@ from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID
 from processor.operations.replay.job import HEADER
 
 if TYPE_CHECKING:
-    from processor.kafka.sweep import Scanned
+    from processor.kafka.published import Scanned
     from processor.messages.message import Headers
     from processor.messages.outputs import Outgoing
 

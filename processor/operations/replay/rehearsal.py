@@ -15,8 +15,8 @@ from processor.engine.failing.classify import Judge, Kind, failure_of
 from processor.errors import SetupError, text_of
 from processor.handling.errors import HandlerError
 from processor.handling.run import BatchRun
+from processor.kafka.published import scan
 from processor.kafka.reader import PartitionReader
-from processor.kafka.sweep import scan
 from processor.messages.batch import Batch
 from processor.messages.decode import Decoder
 from processor.messages.message import Partition

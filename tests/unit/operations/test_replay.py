@@ -10,7 +10,7 @@ import pytest
 
 from processor.cli.arguments import WrongUse
 from processor.cli.replay.options import PlanOptions, RangeOptions
-from processor.kafka.sweep import Scanned
+from processor.kafka.published import Scanned
 from processor.messages.message import Partition
 from processor.messages.outputs import Outgoing
 from processor.messages.positions import CommittedOffset, Log, metadata
