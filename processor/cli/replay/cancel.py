@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import typer
-
-from processor.cli.arguments import ConfigFile, grouped, user
-from processor.cli.deployment import load
-from processor.cli.output import Format, Output, print_json, print_line
-from processor.cli.replay.foreground import as_json
+from processor.cli.arguments import ConfigFile, grouped
+from processor.cli.output import Output
 from processor.cli.replay.options import Name, Reason
+from processor.cli.replay.order import give
 from processor.operations.replay import control
-from processor.postgres import connections
-from processor.postgres.replays import Replay
-from processor.settings.schema import Settings
 
 
 @grouped
@@ -25,13 +17,4 @@ def cancel(config_file: ConfigFile, name: Name, *, reason: Reason = None, output
     processor replay cancel shop.toml rebuild
     processor replay cancel shop.toml rebuild --reason "peak hours"
     """
-
-    async def act(settings: Settings) -> Replay:
-        async with connections.with_tables(settings) as db:
-            return await control.cancel(db, settings.consumer, name, user(), reason)
-
-    replay = asyncio.run(act(load(config_file)))
-    if output.format is Format.TABLE:
-        typer.echo(f"{replay.name}: {replay.state}")
-    else:
-        (print_json if output.format is Format.JSON else print_line)(as_json(replay))
+    give(control.cancel, config_file, name, reason, output)
