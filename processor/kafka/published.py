@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from processor.kafka.scan import Scan
 
@@ -27,6 +27,7 @@ def scan(
     try:
         for partition, wanted in ranges.items():
             reader.begin(partition, wanted.start, wanted.stop)
+            message: Any  # its headers are declared as something that they never are
             while (messages := reader.more()) is not None:
                 for message in messages:
                     headers = tuple(message.headers() or ())
