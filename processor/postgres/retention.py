@@ -116,10 +116,13 @@ async def accept(connection: Connection, consumer: str, partition: Partition, of
     await connection.execute(ACCEPT, consumer, partition.topic, partition.number, offset, by)
 
 
-async def may_read_again(connection: Connection, partition_id: int, offset: int) -> bool:
-    """Whether the ledger may move back to this offset, in the open transaction; an acceptance is used up."""
+async def may_move(connection: Connection, partition_id: int, position: int, offset: int) -> bool:
+    """Whether the ledger may move from its position to this offset, in the open transaction; an acceptance is used up.
+
+    At or above the position nothing is read again, also when that lies below the watermark since an accepted rewind.
+    """
     row = await connection.fetchrow(HOLD, partition_id)
-    if row is None or offset >= row["below"]:
+    if row is None or offset >= min(position, row["below"]):
         return True
     if not Watermark(**row).allows(offset):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -105,6 +106,24 @@ async def test_operator_s_word_lets_one_rewind_handle_again_what_was_forgotten(b
         await b.run_until_done()
 
 
+async def test_accepted_rewind_goes_on_after_a_death_in_the_middle(b: Bench) -> None:
+    """The ledger has moved and the word is used up, but the offset is still the operator's."""
+    set_offset(b, 10)
+    await _accept(b, "--yes")
+    killed = {"PROCESSOR_FAILPOINTS": "after_reposition=kill"}
+    doomed = await asyncio.to_thread(command.processor, Path.cwd(), "run", str(b.config), environ=killed)
+    assert doomed.returncode == -signal.SIGKILL, doomed
+    await b.run_until_done()
+    assert sorted(await b.effects()) == sorted([*words(0, 40), *words(10, 25)])
+
+
+async def test_below_the_watermark_after_an_accepted_rewind_an_offset_ahead_needs_no_other_word(b: Bench) -> None:
+    await b.execute("UPDATE ledger SET next_offset = 10")
+    set_offset(b, 20)
+    await b.run_until_done()
+    assert sorted(await b.effects()) == sorted([*words(0, 40), *words(20, 25)])
+
+
 async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_followed_since(bench: MakeBench) -> None:
     b = bench()
     await process(b, *range(20))
@@ -134,7 +153,7 @@ async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) ->
         now = await retention.now(one)
         await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20})
         async with one.transaction():
-            assert await retention.may_read_again(one, row["partition_id"], 5)
+            assert await retention.may_move(one, row["partition_id"], 20, 5)
 
             async def forget() -> bool:
                 async with other.transaction():
@@ -150,7 +169,7 @@ async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) ->
             await other.execute("UPDATE ledger SET next_offset = 20")
             assert await retention.raise_watermarks(other, b.consumer, now)
         async with one.transaction():
-            assert not await retention.may_read_again(one, row["partition_id"], 5)
+            assert not await retention.may_move(one, row["partition_id"], 20, 5)
     finally:
         await one.close()
         await other.close()
