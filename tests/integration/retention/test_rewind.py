@@ -124,6 +124,28 @@ async def test_below_the_watermark_after_an_accepted_rewind_an_offset_ahead_need
     assert sorted(await b.effects()) == sorted([*words(0, 40), *words(20, 25)])
 
 
+async def test_operator_s_word_that_was_not_needed_lets_no_later_rewind_through(b: Bench) -> None:
+    """The operator thought better of it, and moved the offset to where all is remembered."""
+    set_offset(b, 10)
+    await _accept(b, "--yes")
+    set_offset(b, 30)
+    await b.run_until_done()
+    found = await connected(b, lambda connection: retention.watermarks(connection, b.consumer))
+    assert found == {Partition(b.input, 0): Watermark(25)}
+
+
+async def test_operator_s_word_is_withdrawn_when_more_has_been_forgotten_since(b: Bench) -> None:
+    set_offset(b, 10)
+    await _accept(b, "--yes")
+
+    async def raised(connection: asyncpg.Connection) -> dict[Partition, Watermark]:
+        async with connection.transaction():
+            assert await retention.raise_watermarks(connection, b.consumer, await retention.now(connection))
+        return await retention.watermarks(connection, b.consumer)
+
+    assert await connected(b, raised) == {Partition(b.input, 0): Watermark(40)}
+
+
 async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_followed_since(bench: MakeBench) -> None:
     b = bench()
     await process(b, *range(20))
@@ -142,7 +164,8 @@ async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_follow
     assert await connected(b, raised) is True
 
 
-async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) -> None:
+@pytest.mark.parametrize("surveyed", [True, False])
+async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench, surveyed: bool) -> None:
     """The ledger follows a rewind only with the watermark's row locked, and the watermark is raised under that lock."""
     b = bench()
     await process(b, *range(20))
@@ -151,11 +174,13 @@ async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) ->
     other = await asyncpg.connect(b.database)
     try:
         now = await retention.now(one)
-        await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20})
+        if surveyed:
+            await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20})
         async with one.transaction():
             assert await retention.may_move(one, row["partition_id"], 20, 5)
 
             async def forget() -> bool:
+                await retention.note_log_ends(other, b.consumer, now, {row["partition_id"]: 20})
                 async with other.transaction():
                     return await retention.raise_watermarks(other, b.consumer, now)
 
