@@ -39,7 +39,8 @@ MAKE_WATERMARK = "INSERT INTO forgotten (partition_id) VALUES ($1) ON CONFLICT D
 # Waits for a process that raises the watermark, and makes the next one wait until the ledger's position has moved.
 HOLD = "SELECT below, accepted FROM forgotten WHERE partition_id = $1 FOR UPDATE"
 
-WITHDRAW = "UPDATE forgotten SET accepted = NULL, accepted_by = NULL WHERE partition_id = $1"
+# An acceptance is for one rewind.
+USE_UP = "UPDATE forgotten SET accepted = NULL, accepted_by = NULL WHERE partition_id = $1"
 
 NOTE_ENDS = """
     INSERT INTO log_ends (partition_id, at, log_end)
@@ -131,7 +132,7 @@ async def may_move(connection: Connection, partition_id: int, position: int, off
     if offset < position and not Watermark(**row).allows(offset):
         return False
     if row["accepted"] is not None:
-        await connection.execute(WITHDRAW, partition_id)
+        await connection.execute(USE_UP, partition_id)
     return True
 
 

@@ -94,6 +94,13 @@ class Hand:
 
     async def go_round(self, *, resume: bool = False) -> Done | Held:
         """Go through all pages; with `resume`, on from where the last round was given up."""
+        try:
+            return await self._go_round(resume=resume)
+        finally:
+            if self._archive is not None:
+                await asyncio.to_thread(self._archive.release)
+
+    async def _go_round(self, *, resume: bool) -> Done | Held:
         started = time.monotonic()
         found = await survey(self._connection, self._settings, self._cluster, dry=self._dry)
         if isinstance(found, Held):
@@ -126,8 +133,9 @@ class Hand:
         consumer, directory = self._settings.consumer, self._settings.retention.archive
         await self._round.take()
         if directory is not None:
-            counting = await pruning.archived(self._connection, consumer)
-            await _on_disk(partial(archive.settle, directory, consumer, counting))
+            names = await _on_disk(partial(archive.left_open, directory, consumer))
+            counting = await pruning.archived(self._connection, names)
+            await _on_disk(partial(archive.settle, directory, {name: counting.get(name, 0) for name in names}))
         await parked_keys.forget_repeats(self._connection, list(found.names))
         standing = await pruning.standing(self._connection, consumer)
         if resume and standing is not None and standing.under_way:

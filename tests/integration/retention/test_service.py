@@ -56,6 +56,20 @@ async def _looked(bench: Bench) -> bool:
     return not await bench.rows(held, pruning.lock_key(bench.consumer))
 
 
+async def test_error_that_only_retention_meets_does_not_end_the_service(
+    bench: MakeBench, at_once: None, logs: list[Any]
+) -> None:
+    b = bench()
+    async with b.running():
+        await b.execute("ALTER TABLE log_ends RENAME TO elsewhere")
+        await b.until(lambda: events(logs, "retention_failed"), "a round is given up")
+        b.send([Sent({"what": "w"}, id="m")])
+        await b.done()
+        await b.execute("ALTER TABLE elsewhere RENAME TO log_ends")
+        await b.until(lambda: events(logs, "retention_pruned"), "a round")
+    assert "log_ends" in events(logs, "retention_failed")[0]["reason"]
+
+
 async def test_command_waits_until_the_service_s_round_is_over(bench: MakeBench) -> None:
     b = bench()
     b.send([Sent({"what": "w"}, id="m")])
