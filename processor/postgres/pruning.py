@@ -53,7 +53,7 @@ UNHURRIED = """
 PAGES = "SELECT pg_relation_size('inbox') / current_setting('block_size')::bigint"
 
 PARTITIONS = """
-    SELECT topic, partition, topic_id, partition_id, former, next_offset FROM ledger
+    SELECT topic, partition, topic_id, partition_id, former, next_offset, owner FROM ledger
     WHERE consumer = $1 ORDER BY topic, partition
 """
 
@@ -90,6 +90,7 @@ class Known(NamedTuple):
     partition_id: int
     former: list[int]
     next_offset: int
+    owner: str  # the process that works on it, or was the last to do so
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from processor.messages.message import Partition
@@ -42,9 +42,12 @@ HOLD = "SELECT below, accepted FROM forgotten WHERE partition_id = $1 FOR UPDATE
 # An acceptance is for one rewind.
 USE_UP = "UPDATE forgotten SET accepted = NULL, accepted_by = NULL WHERE partition_id = $1"
 
+# While retention is held, every member asks again and again: a note says as much as those that follow it soon.
 NOTE_ENDS = """
     INSERT INTO log_ends (partition_id, at, log_end)
     SELECT p.partition_id, $1, p.log_end FROM unnest($2::integer[], $3::bigint[]) AS p(partition_id, log_end)
+    WHERE NOT EXISTS (SELECT FROM log_ends e
+                      WHERE e.partition_id = p.partition_id AND e.at > $1::timestamptz - $4::interval AND e.at <= $1)
     ON CONFLICT DO NOTHING
 """
 
@@ -84,7 +87,7 @@ BEHIND = """
 
 FORGET_ENDS = """
     DELETE FROM log_ends e USING ledger l
-    WHERE l.consumer = $1 AND e.partition_id = l.partition_id AND e.at < $2
+    WHERE l.consumer = $1 AND (e.partition_id = l.partition_id AND e.at < $2 OR e.partition_id = ANY (l.former))
 """
 
 NOW = "SELECT clock_timestamp()"
@@ -145,10 +148,12 @@ async def now(connection: Connection) -> datetime:
     return found
 
 
-async def note_log_ends(connection: Connection, consumer: str, at: datetime, ends: Mapping[int, int]) -> None:
-    """Keep where the logs ended. `at` is a time before the brokers were asked."""
+async def note_log_ends(
+    connection: Connection, consumer: str, at: datetime, ends: Mapping[int, int], every: timedelta
+) -> None:
+    """Keep where the logs ended, unless the last note is more recent. `at` is a time before the brokers were asked."""
     await connection.execute(MAKE_WATERMARKS, consumer)
-    await connection.execute(NOTE_ENDS, at, list(ends), list(ends.values()))
+    await connection.execute(NOTE_ENDS, at, list(ends), list(ends.values()), every)
 
 
 async def arrived_since(connection: Connection, positions: Mapping[int, int]) -> dict[int, datetime | None]:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from processor.observe.events import RetentionFailed, RetentionHeld, RetentionPruned
+from processor.observe.events import RetentionFailed, RetentionHeld, RetentionPruned, RetentionSlow
 from processor.postgres import pruning
 from processor.retention.round import Done, Hand
 from processor.retention.survey import Held
@@ -86,3 +86,5 @@ class Retention:
                 outcome.archived,
             )
         )
+        if outcome.seconds > (period := self._settings.retention.period.total_seconds()):
+            self._emit(RetentionSlow(round(outcome.seconds, 3), period))

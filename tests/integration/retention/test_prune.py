@@ -182,6 +182,24 @@ async def test_topic_that_was_created_anew_holds_up_all_until_an_operator_has_de
     assert "processor topic-recreated" in await refused(b)
 
 
+async def test_notes_of_where_logs_end_are_few_while_everything_is_held_up(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 1))
+    await b.run_until_done()
+    set_offset(b, 0)
+    for _ in range(2):
+        assert "records wait" in await refused(b)
+    noted = "SELECT partition_id FROM log_ends"
+    assert len(await b.rows(noted)) == 1
+    await age_notes(b, 1)
+    assert "records wait" in await refused(b)
+    assert len(await b.rows(noted)) == 2
+    await b.run_until_done()
+    await b.execute("INSERT INTO log_ends VALUES (1000, now(), 5)", "UPDATE ledger SET former = ARRAY[1000]")
+    await prune(b)
+    assert 1000 not in {row["partition_id"] for row in await b.rows(noted)}
+
+
 async def test_rows_of_a_topic_that_is_gone_go_too(bench: MakeBench) -> None:
     b = bench()
     b.send(sent(0, 1, 2))

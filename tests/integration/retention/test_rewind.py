@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -153,7 +154,11 @@ async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_follow
     async def raised(connection: asyncpg.Connection) -> bool:
         now = await retention.now(connection)
         await retention.note_log_ends(
-            connection, b.consumer, now, {row["partition_id"]: 20 for row in await b.rows("SELECT * FROM ledger")}
+            connection,
+            b.consumer,
+            now,
+            {row["partition_id"]: 20 for row in await b.rows("SELECT * FROM ledger")},
+            timedelta(0),
         )
         async with connection.transaction():
             return await retention.raise_watermarks(connection, b.consumer, now)
@@ -175,12 +180,12 @@ async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench, su
     try:
         now = await retention.now(one)
         if surveyed:
-            await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20})
+            await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20}, timedelta(0))
         async with one.transaction():
             assert await retention.may_move(one, row["partition_id"], 20, 5)
 
             async def forget() -> bool:
-                await retention.note_log_ends(other, b.consumer, now, {row["partition_id"]: 20})
+                await retention.note_log_ends(other, b.consumer, now, {row["partition_id"]: 20}, timedelta(0))
                 async with other.transaction():
                     return await retention.raise_watermarks(other, b.consumer, now)
 
