@@ -154,9 +154,10 @@ async def test_what_an_unfinished_replay_needs_stays(bench: MakeBench) -> None:
         f"""INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions, first_offset, next_offset,
                                 owner)
             SELECT '{b.consumer}.replay.r', topic, partition, 1, topic_id, 1, 3, 3, 'me' FROM ledger""",
-        f"INSERT INTO replays (consumer, name, plan) VALUES ('{b.consumer}', 'r', '{{}}')",
-        f"""INSERT INTO replay_ranges (partition_id, consumer, name, live_partition_id, first_offset, end_offset)
-            SELECT own.partition_id, '{b.consumer}', 'r', live.partition_id, 3, 8 FROM ledger own, ledger live
+        f"INSERT INTO replays (consumer, name, plan) VALUES ('{b.consumer}', 'r', '{{\"mode\": \"missing\"}}')",
+        f"""INSERT INTO replay_ranges (partition_id, consumer, name, live_partition_id, first_offset, end_offset,
+                                       applied_below, silent_below)
+            SELECT own.partition_id, '{b.consumer}', 'r', live.partition_id, 3, 8, 8, 8 FROM ledger own, ledger live
             WHERE own.consumer <> live.consumer AND live.consumer = '{b.consumer}'""",
     )
     assert "records wait" in await refused(b)
