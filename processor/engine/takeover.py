@@ -247,8 +247,9 @@ class Takeover:
     async def _reposition(self, connection: Connection, partition: OwnedPartition, progress: Progress) -> None:
         """Move the ledger, unless what lies there has been forgotten since this was decided."""
         name, start = partition.partition, progress.steps[partition].start
+        position = progress.rows[name].next_offset
         async with connection.transaction(isolation="read_committed"):
-            if not await retention.may_read_again(connection, partition.ledger_id, start):
+            if not await retention.may_move(connection, partition.ledger_id, position, start):
                 progress.leave(partition, f"{name}: messages from {start} on have just been forgotten (retention)")
             elif not await self._ledger.reposition(connection, name, partition.epoch, start):
                 progress.leave(partition, f"{name}: another instance has raised the epoch")

@@ -222,6 +222,14 @@ class RetentionHeld(Event):
 
 
 @dataclass(frozen=True)
+class RetentionSlow(Event, level="warning"):
+    """A round took longer than the time between two: rows stay longer than they should. Raise `retention.pace`."""
+
+    seconds: float
+    period: float
+
+
+@dataclass(frozen=True)
 class RetentionFailed(Event, level="warning"):
     """A round was given up, and goes on later."""
 

@@ -60,7 +60,8 @@ LOOK_UP = """
            first_failed_at, parked_key IS NOT NULL AS waits, lease_owner,
            extract(epoch FROM lease_until - now())::float8 AS lease_seconds,
            CASE WHEN status <> 'completed' THEN history::text END AS history,
-           status = 'completed' AND greatest(received_at, finished_at, seen_again_at) < now() - $2::interval AS long_ago
+           status = 'completed' AND greatest(received_at, finished_at, seen_again_at)
+               < clock_timestamp() - $2::interval AS long_ago
     FROM inbox WHERE key = ANY ($1::uuid[])
 """
 

@@ -8,7 +8,7 @@ deletes, and our own row in `pruning`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,7 +53,7 @@ UNHURRIED = """
 PAGES = "SELECT pg_relation_size('inbox') / current_setting('block_size')::bigint"
 
 PARTITIONS = """
-    SELECT topic, partition, topic_id, partition_id, former, next_offset FROM ledger
+    SELECT topic, partition, topic_id, partition_id, former, next_offset, owner FROM ledger
     WHERE consumer = $1 ORDER BY topic, partition
 """
 
@@ -73,7 +73,7 @@ TAKE_OUT = f"""
 
 COUNT = f"SELECT count(*) FROM inbox, {_EXPIRED}"  # noqa: S608 - a constant of ours
 
-ARCHIVED = "SELECT file, bytes, messages FROM archived WHERE consumer = $1"
+ARCHIVED = "SELECT file, bytes FROM archived WHERE file = ANY ($1::text[])"
 
 NOTE_ARCHIVED = """
     INSERT INTO archived (file, consumer, bytes, messages) VALUES ($1, $2, $3, $4)
@@ -90,6 +90,7 @@ class Known(NamedTuple):
     partition_id: int
     former: list[int]
     next_offset: int
+    owner: str  # the process that works on it, or was the last to do so
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,9 @@ async def pages(connection: Connection) -> int:
     return found
 
 
-async def archived(connection: Connection, consumer: str) -> dict[str, int]:
-    """Return how many bytes of each archive file count."""
-    return {row["file"]: row["bytes"] for row in await connection.fetch(ARCHIVED, consumer)}
+async def archived(connection: Connection, files: Sequence[str]) -> dict[str, int]:
+    """Return how many bytes of these archive files count; one of which nothing does is absent."""
+    return {row["file"]: row["bytes"] for row in await connection.fetch(ARCHIVED, files)}
 
 
 async def count(connection: Connection, expired: Expired, first: int, end: int) -> int:

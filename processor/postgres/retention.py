@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from processor.messages.message import Partition
@@ -33,15 +33,21 @@ ACCEPT = """
     ON CONFLICT (partition_id) DO UPDATE SET accepted = excluded.accepted, accepted_by = excluded.accepted_by
 """
 
+# There is something to lock before the first survey, too.
+MAKE_WATERMARK = "INSERT INTO forgotten (partition_id) VALUES ($1) ON CONFLICT DO NOTHING"
+
 # Waits for a process that raises the watermark, and makes the next one wait until the ledger's position has moved.
 HOLD = "SELECT below, accepted FROM forgotten WHERE partition_id = $1 FOR UPDATE"
 
 # An acceptance is for one rewind.
 USE_UP = "UPDATE forgotten SET accepted = NULL, accepted_by = NULL WHERE partition_id = $1"
 
+# While retention is held, every member asks again and again: a note says as much as those that follow it soon.
 NOTE_ENDS = """
     INSERT INTO log_ends (partition_id, at, log_end)
     SELECT p.partition_id, $1, p.log_end FROM unnest($2::integer[], $3::bigint[]) AS p(partition_id, log_end)
+    WHERE NOT EXISTS (SELECT FROM log_ends e
+                      WHERE e.partition_id = p.partition_id AND e.at > $1::timestamptz - $4::interval AND e.at <= $1)
     ON CONFLICT DO NOTHING
 """
 
@@ -52,23 +58,24 @@ ARRIVED_SINCE = """
     FROM unnest($1::integer[], $2::bigint[]) AS p(partition_id, position)
 """
 
-# A row for each partition, so that there is something to lock.
 MAKE_WATERMARKS = """
     INSERT INTO forgotten (partition_id) SELECT partition_id FROM ledger WHERE consumer = $1
     ORDER BY partition_id ON CONFLICT DO NOTHING
 """
 
-# What was read before the time, wherever it was read, lies below these.
+# What was read before the time, wherever it was read, lies below these. An acceptance was for less.
 RAISE = """
     WITH mine AS (
         SELECT f.partition_id, l.next_offset FROM forgotten f JOIN ledger l ON l.partition_id = f.partition_id
         WHERE l.consumer = $1 ORDER BY f.partition_id FOR UPDATE OF f
+    ), found AS (
+        SELECT partition_id, coalesce((SELECT e.log_end FROM log_ends e
+                                       WHERE e.partition_id = mine.partition_id AND e.at >= $2
+                                       ORDER BY e.at LIMIT 1), next_offset) AS below
+        FROM mine
     )
-    UPDATE forgotten f
-    SET below = greatest(f.below, coalesce((SELECT e.log_end FROM log_ends e
-                                            WHERE e.partition_id = f.partition_id AND e.at >= $2
-                                            ORDER BY e.at LIMIT 1), mine.next_offset))
-    FROM mine WHERE f.partition_id = mine.partition_id
+    UPDATE forgotten f SET below = found.below, accepted = NULL, accepted_by = NULL
+    FROM found WHERE f.partition_id = found.partition_id AND f.below < found.below
 """
 
 # Where something still has to be read from below. A statement of its own: it sees what the one above has waited for.
@@ -80,7 +87,7 @@ BEHIND = """
 
 FORGET_ENDS = """
     DELETE FROM log_ends e USING ledger l
-    WHERE l.consumer = $1 AND e.partition_id = l.partition_id AND e.at < $2
+    WHERE l.consumer = $1 AND (e.partition_id = l.partition_id AND e.at < $2 OR e.partition_id = ANY (l.former))
 """
 
 NOW = "SELECT clock_timestamp()"
@@ -116,14 +123,19 @@ async def accept(connection: Connection, consumer: str, partition: Partition, of
     await connection.execute(ACCEPT, consumer, partition.topic, partition.number, offset, by)
 
 
-async def may_read_again(connection: Connection, partition_id: int, offset: int) -> bool:
-    """Whether the ledger may move back to this offset, in the open transaction; an acceptance is used up."""
+async def may_move(connection: Connection, partition_id: int, position: int, offset: int) -> bool:
+    """Whether the ledger may move from its position to this offset, in the open transaction.
+
+    At or above the position nothing is read again, also when that lies below the watermark since an accepted rewind. An
+    acceptance is for the offset that was set when it was given, so that any move uses it up.
+    """
+    await connection.execute(MAKE_WATERMARK, partition_id)
     row = await connection.fetchrow(HOLD, partition_id)
-    if row is None or offset >= row["below"]:
-        return True
-    if not Watermark(**row).allows(offset):
+    assert row is not None
+    if offset < position and not Watermark(**row).allows(offset):
         return False
-    await connection.execute(USE_UP, partition_id)
+    if row["accepted"] is not None:
+        await connection.execute(USE_UP, partition_id)
     return True
 
 
@@ -136,10 +148,12 @@ async def now(connection: Connection) -> datetime:
     return found
 
 
-async def note_log_ends(connection: Connection, consumer: str, at: datetime, ends: Mapping[int, int]) -> None:
-    """Keep where the logs ended. `at` is a time before the brokers were asked."""
+async def note_log_ends(
+    connection: Connection, consumer: str, at: datetime, ends: Mapping[int, int], every: timedelta
+) -> None:
+    """Keep where the logs ended, unless the last note is more recent. `at` is a time before the brokers were asked."""
     await connection.execute(MAKE_WATERMARKS, consumer)
-    await connection.execute(NOTE_ENDS, at, list(ends), list(ends.values()))
+    await connection.execute(NOTE_ENDS, at, list(ends), list(ends.values()), every)
 
 
 async def arrived_since(connection: Connection, positions: Mapping[int, int]) -> dict[int, datetime | None]:

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from processor.errors import BatchAborted, ConnectionLost
-from processor.observe.events import RetentionFailed, RetentionHeld, RetentionPruned
+from processor.observe.events import RetentionFailed, RetentionHeld, RetentionPruned, RetentionSlow
 from processor.postgres import pruning
 from processor.retention.round import Done, Hand
 from processor.retention.survey import Held
@@ -47,8 +46,8 @@ class Retention:
             try:
                 async with self._session.use() as connection:
                     wait = await self._look(connection)
-            except (BatchAborted, ConnectionLost) as error:
-                self._emit(RetentionFailed(str(error)))
+            except Exception as error:  # whatever it is, the service can do without
+                self._emit(RetentionFailed(str(error) or type(error).__name__))
                 await self._session.drop()  # and with the connection the lock
                 wait = LONGEST_SECONDS
             wait = min(max(wait, SHORTEST_SECONDS), LONGEST_SECONDS)
@@ -87,3 +86,5 @@ class Retention:
                 outcome.archived,
             )
         )
+        if outcome.seconds > (period := self._settings.retention.period.total_seconds()):
+            self._emit(RetentionSlow(round(outcome.seconds, 3), period))

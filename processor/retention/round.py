@@ -8,6 +8,7 @@ claim. Each step is a short transaction of its own, and most of the time nothing
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,7 +24,7 @@ from processor.postgres import parked_keys, pruning, retention, sqlstates
 from processor.postgres.pruning import Round
 from processor.retention import archive
 from processor.retention.archive import Archive
-from processor.retention.survey import Found, Held, survey
+from processor.retention.survey import Found, Held, behind, survey
 
 if TYPE_CHECKING:
     from processor.kafka.cluster import Cluster
@@ -39,6 +40,8 @@ STEP_SECONDS = 0.015
 FEWEST_PAGES, MOST_PAGES = 1, 32
 # While the service is behind, this work gets so much less of the time.
 YIELDING = 4
+# How often to ask whether it is, also in its other processes.
+ASK_SECONDS = 10.0
 
 
 class _TakenOver(Exception):
@@ -76,7 +79,7 @@ class Hand:
         moved: Callable[[int, int], None] = lambda done, pages: None,
         dry: bool = False,
     ) -> None:
-        """`behind` says whether the service needs the time more; `moved` hears how many pages of how many are done."""
+        """`behind` says whether this process needs the time more; `moved` hears how many pages of how many are done."""
         self._settings = settings
         self._connection = connection
         self._cluster = cluster
@@ -88,12 +91,21 @@ class Hand:
         self._round = Round(connection, settings.consumer, token)
         directory = settings.retention.archive
         self._archive = Archive(directory, settings.consumer, token) if directory is not None and not dry else None
+        self._others_behind = False
+        self._asked = -math.inf  # when the brokers were last asked for that
         self._raised = False  # the watermarks
         self._deleted = 0
         self._longest = 0.0
 
     async def go_round(self, *, resume: bool = False) -> Done | Held:
         """Go through all pages; with `resume`, on from where the last round was given up."""
+        try:
+            return await self._go_round(resume=resume)
+        finally:
+            if self._archive is not None:
+                await asyncio.to_thread(self._archive.release)
+
+    async def _go_round(self, *, resume: bool) -> Done | Held:
         started = time.monotonic()
         found = await survey(self._connection, self._settings, self._cluster, dry=self._dry)
         if isinstance(found, Held):
@@ -126,8 +138,9 @@ class Hand:
         consumer, directory = self._settings.consumer, self._settings.retention.archive
         await self._round.take()
         if directory is not None:
-            counting = await pruning.archived(self._connection, consumer)
-            await _on_disk(partial(archive.settle, directory, consumer, counting))
+            names = await _on_disk(partial(archive.left_open, directory, consumer))
+            counting = await pruning.archived(self._connection, names)
+            await _on_disk(partial(archive.settle, directory, {name: counting.get(name, 0) for name in names}))
         await parked_keys.forget_repeats(self._connection, list(found.names))
         standing = await pruning.standing(self._connection, consumer)
         if resume and standing is not None and standing.under_way:
@@ -147,7 +160,14 @@ class Hand:
             page = until
             yield page
             number = next_size(number, seconds)
-            await asyncio.sleep(pause(seconds, self._settings.retention.pace, behind=self._behind()))
+            await asyncio.sleep(pause(seconds, self._settings.retention.pace, behind=await self._yields()))
+
+    async def _yields(self) -> bool:
+        """Whether a process of the service needs the time more."""
+        if time.monotonic() - self._asked > ASK_SECONDS:
+            self._others_behind = await behind(self._connection, self._settings, self._cluster)
+            self._asked = time.monotonic()
+        return self._behind() or self._others_behind
 
     async def _step(self, found: Found, page: int, until: int) -> int:
         """Delete what may go from these pages, or count it; return how many rows that are."""

@@ -9,6 +9,7 @@ id that can still come.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from processor.postgres.pruning import Known
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
+
+
+# At most this often in a period it is noted where the logs end.
+NOTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ async def survey(connection: Connection, settings: Settings, cluster: Cluster, *
         since = await retention.arrived_since(connection, positions)
         bound = waiting_since(at, positions, ends, since)
         if not dry:
-            await retention.note_log_ends(connection, settings.consumer, at, ends)
+            await retention.note_log_ends(connection, settings.consumer, at, ends, settings.retention.period / NOTES)
             if isinstance(bound, datetime):
                 await retention.forget_log_ends(connection, settings.consumer, bound - span)
     if not isinstance(bound, datetime):
@@ -83,6 +88,17 @@ async def survey(connection: Connection, settings: Settings, cluster: Cluster, *
         return Held(f"{name}: records wait, and nobody noted when they arrived; once they are done, all is known")
     names, floors = _rows_of(ledger, positions)
     return Found(bound - span, Expired(floors, bound - span - grain), names)
+
+
+async def behind(connection: Connection, settings: Settings, cluster: Cluster) -> bool:
+    """Whether a process of the service has a whole batch waiting behind the one that it is at."""
+    ledger = await pruning.partitions(connection, settings.consumer)
+    read = {Partition(one.topic, one.partition): one for one in ledger if one.topic in settings.topics}
+    ends, _unknown = await asyncio.to_thread(cluster.last_stable, list(read))
+    waiting: Counter[str] = Counter()
+    for partition, end in ends.items():
+        waiting[read[partition].owner] += max(0, end - read[partition].next_offset)
+    return any(number >= 2 * settings.batch.max_messages for number in waiting.values())
 
 
 def position(next_offset: int, committed: CommittedOffset | None, needed: int | None) -> int:

@@ -154,9 +154,10 @@ async def test_what_an_unfinished_replay_needs_stays(bench: MakeBench) -> None:
         f"""INSERT INTO ledger (consumer, topic, partition, epoch, topic_id, partitions, first_offset, next_offset,
                                 owner)
             SELECT '{b.consumer}.replay.r', topic, partition, 1, topic_id, 1, 3, 3, 'me' FROM ledger""",
-        f"INSERT INTO replays (consumer, name, plan) VALUES ('{b.consumer}', 'r', '{{}}')",
-        f"""INSERT INTO replay_ranges (partition_id, consumer, name, live_partition_id, first_offset, end_offset)
-            SELECT own.partition_id, '{b.consumer}', 'r', live.partition_id, 3, 8 FROM ledger own, ledger live
+        f"INSERT INTO replays (consumer, name, plan) VALUES ('{b.consumer}', 'r', '{{\"mode\": \"missing\"}}')",
+        f"""INSERT INTO replay_ranges (partition_id, consumer, name, live_partition_id, first_offset, end_offset,
+                                       applied_below, silent_below)
+            SELECT own.partition_id, '{b.consumer}', 'r', live.partition_id, 3, 8, 8, 8 FROM ledger own, ledger live
             WHERE own.consumer <> live.consumer AND live.consumer = '{b.consumer}'""",
     )
     assert "records wait" in await refused(b)
@@ -180,6 +181,24 @@ async def test_topic_that_was_created_anew_holds_up_all_until_an_operator_has_de
     await age(b, 30)
     await b.execute("UPDATE ledger SET topic_id = 'another'")
     assert "processor topic-recreated" in await refused(b)
+
+
+async def test_notes_of_where_logs_end_are_few_while_everything_is_held_up(bench: MakeBench) -> None:
+    b = bench()
+    b.send(sent(0, 1))
+    await b.run_until_done()
+    set_offset(b, 0)
+    for _ in range(2):
+        assert "records wait" in await refused(b)
+    noted = "SELECT partition_id FROM log_ends"
+    assert len(await b.rows(noted)) == 1
+    await age_notes(b, 1)
+    assert "records wait" in await refused(b)
+    assert len(await b.rows(noted)) == 2
+    await b.run_until_done()
+    await b.execute("INSERT INTO log_ends VALUES (1000, now(), 5)", "UPDATE ledger SET former = ARRAY[1000]")
+    await prune(b)
+    assert 1000 not in {row["partition_id"] for row in await b.rows(noted)}
 
 
 async def test_rows_of_a_topic_that_is_gone_go_too(bench: MakeBench) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -105,6 +107,46 @@ async def test_operator_s_word_lets_one_rewind_handle_again_what_was_forgotten(b
         await b.run_until_done()
 
 
+async def test_accepted_rewind_goes_on_after_a_death_in_the_middle(b: Bench) -> None:
+    """The ledger has moved and the word is used up, but the offset is still the operator's."""
+    set_offset(b, 10)
+    await _accept(b, "--yes")
+    killed = {"PROCESSOR_FAILPOINTS": "after_reposition=kill"}
+    doomed = await asyncio.to_thread(command.processor, Path.cwd(), "run", str(b.config), environ=killed)
+    assert doomed.returncode == -signal.SIGKILL, doomed
+    await b.run_until_done()
+    assert sorted(await b.effects()) == sorted([*words(0, 40), *words(10, 25)])
+
+
+async def test_below_the_watermark_after_an_accepted_rewind_an_offset_ahead_needs_no_other_word(b: Bench) -> None:
+    await b.execute("UPDATE ledger SET next_offset = 10")
+    set_offset(b, 20)
+    await b.run_until_done()
+    assert sorted(await b.effects()) == sorted([*words(0, 40), *words(20, 25)])
+
+
+async def test_operator_s_word_that_was_not_needed_lets_no_later_rewind_through(b: Bench) -> None:
+    """The operator thought better of it, and moved the offset to where all is remembered."""
+    set_offset(b, 10)
+    await _accept(b, "--yes")
+    set_offset(b, 30)
+    await b.run_until_done()
+    found = await connected(b, lambda connection: retention.watermarks(connection, b.consumer))
+    assert found == {Partition(b.input, 0): Watermark(25)}
+
+
+async def test_operator_s_word_is_withdrawn_when_more_has_been_forgotten_since(b: Bench) -> None:
+    set_offset(b, 10)
+    await _accept(b, "--yes")
+
+    async def raised(connection: asyncpg.Connection) -> dict[Partition, Watermark]:
+        async with connection.transaction():
+            assert await retention.raise_watermarks(connection, b.consumer, await retention.now(connection))
+        return await retention.watermarks(connection, b.consumer)
+
+    assert await connected(b, raised) == {Partition(b.input, 0): Watermark(40)}
+
+
 async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_followed_since(bench: MakeBench) -> None:
     b = bench()
     await process(b, *range(20))
@@ -112,7 +154,11 @@ async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_follow
     async def raised(connection: asyncpg.Connection) -> bool:
         now = await retention.now(connection)
         await retention.note_log_ends(
-            connection, b.consumer, now, {row["partition_id"]: 20 for row in await b.rows("SELECT * FROM ledger")}
+            connection,
+            b.consumer,
+            now,
+            {row["partition_id"]: 20 for row in await b.rows("SELECT * FROM ledger")},
+            timedelta(0),
         )
         async with connection.transaction():
             return await retention.raise_watermarks(connection, b.consumer, now)
@@ -123,7 +169,8 @@ async def test_watermark_is_not_raised_over_a_rewind_that_the_service_has_follow
     assert await connected(b, raised) is True
 
 
-async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) -> None:
+@pytest.mark.parametrize("surveyed", [True, False])
+async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench, surveyed: bool) -> None:
     """The ledger follows a rewind only with the watermark's row locked, and the watermark is raised under that lock."""
     b = bench()
     await process(b, *range(20))
@@ -132,11 +179,13 @@ async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) ->
     other = await asyncpg.connect(b.database)
     try:
         now = await retention.now(one)
-        await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20})
+        if surveyed:
+            await retention.note_log_ends(one, b.consumer, now, {row["partition_id"]: 20}, timedelta(0))
         async with one.transaction():
-            assert await retention.may_read_again(one, row["partition_id"], 5)
+            assert await retention.may_move(one, row["partition_id"], 20, 5)
 
             async def forget() -> bool:
+                await retention.note_log_ends(other, b.consumer, now, {row["partition_id"]: 20}, timedelta(0))
                 async with other.transaction():
                     return await retention.raise_watermarks(other, b.consumer, now)
 
@@ -150,7 +199,7 @@ async def test_rewind_and_forgetting_cannot_miss_each_other(bench: MakeBench) ->
             await other.execute("UPDATE ledger SET next_offset = 20")
             assert await retention.raise_watermarks(other, b.consumer, now)
         async with one.transaction():
-            assert not await retention.may_read_again(one, row["partition_id"], 5)
+            assert not await retention.may_move(one, row["partition_id"], 20, 5)
     finally:
         await one.close()
         await other.close()

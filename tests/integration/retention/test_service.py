@@ -17,6 +17,7 @@ import pytest
 from processor.errors import BatchAborted
 from processor.kafka.cluster import Cluster
 from processor.postgres import pruning
+from processor.retention import survey
 from processor.retention.round import Hand
 from processor.settings.load import load
 from tests.integration.conftest import MakeBench
@@ -56,6 +57,20 @@ async def _looked(bench: Bench) -> bool:
     return not await bench.rows(held, pruning.lock_key(bench.consumer))
 
 
+async def test_error_that_only_retention_meets_does_not_end_the_service(
+    bench: MakeBench, at_once: None, logs: list[Any]
+) -> None:
+    b = bench()
+    async with b.running():
+        await b.execute("ALTER TABLE log_ends RENAME TO elsewhere")
+        await b.until(lambda: events(logs, "retention_failed"), "a round is given up")
+        b.send([Sent({"what": "w"}, id="m")])
+        await b.done()
+        await b.execute("ALTER TABLE elsewhere RENAME TO log_ends")
+        await b.until(lambda: events(logs, "retention_pruned"), "a round")
+    assert "log_ends" in events(logs, "retention_failed")[0]["reason"]
+
+
 async def test_command_waits_until_the_service_s_round_is_over(bench: MakeBench) -> None:
     b = bench()
     b.send([Sent({"what": "w"}, id="m")])
@@ -73,6 +88,30 @@ async def test_command_waits_until_the_service_s_round_is_over(bench: MakeBench)
         assert (await pruning_too)["deleted"] == 1
     finally:
         await service.close()
+
+
+async def test_service_is_behind_when_any_process_has_a_batch_waiting_behind_the_one_it_is_at(bench: MakeBench) -> None:
+    b = bench(partitions=2, batch={"max_messages": 2})
+    b.send([Sent({"what": "w"}, id=f"m{n}", partition=n % 2) for n in range(6)])
+    await b.run_until_done()
+    settings = load(b.config, {})
+    cluster = Cluster(settings.kafka, settings.consumer)
+    connection = await asyncpg.connect(b.database)
+
+    async def behind(*positions: int) -> bool:
+        for partition, position in enumerate(positions):
+            await connection.execute("UPDATE ledger SET next_offset = $2 WHERE partition = $1", partition, position)
+        return await survey.behind(connection, settings, cluster)
+
+    try:
+        assert not await behind(3, 3)
+        assert not await behind(0, 3)
+        assert await behind(0, 2)
+        await connection.execute("UPDATE ledger SET owner = 'another' WHERE partition = 1")
+        assert not await behind(0, 2)
+    finally:
+        cluster.close()
+        await connection.close()
 
 
 async def test_step_waits_for_nobody_who_works_on_a_row_and_the_next_round_takes_it(bench: MakeBench) -> None:

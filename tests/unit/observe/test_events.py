@@ -43,6 +43,7 @@ LINES: dict[str, tuple[str, list[str]]] = {
     "retention_failed": ("warning", ["reason"]),
     "retention_held": ("info", ["reason"]),
     "retention_pruned": ("info", ["deleted", "before", "pages", "seconds", "archive"]),
+    "retention_slow": ("warning", ["seconds", "period"]),
     "rollback_failed": ("debug", ["error"]),
     "started": ("info", ["consumer", "topics", "pid"]),
     "starting_over": ("warning", ["reason", "kind", "partitions"]),

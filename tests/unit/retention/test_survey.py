@@ -17,7 +17,7 @@ ONE, OTHER = Partition("orders", 0), Partition("orders", 1)
 
 
 def known(topic_id: str = "id") -> dict[Partition, Known]:
-    return {at: Known(at.topic, at.number, topic_id, at.number + 10, [], 100) for at in (ONE, OTHER)}
+    return {at: Known(at.topic, at.number, topic_id, at.number + 10, [], 100, "me") for at in (ONE, OTHER)}
 
 
 def brokers(**ends: int) -> Brokers:
