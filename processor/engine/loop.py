@@ -116,7 +116,8 @@ class Loop:
             for helper in helpers:
                 helper.cancel()
             await asyncio.wait([*self._recoveries.cancel(), *helpers])
-            await self._parts.troubles.leave()
+            if not self._job.bounded:  # the notes are the live service's
+                await self._parts.troubles.leave()
             self._publishing.close()
 
     def _helper_ended(self, helper: asyncio.Task[None]) -> None:
