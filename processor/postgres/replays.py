@@ -63,13 +63,19 @@ MOVE = """
     WHERE consumer = $1 AND name = $2 AND state = ANY ($3::text[]) RETURNING 1
 """
 
+# A cancellation waits for the batch that holds the row, and no batch commits after it: retention may then forget what
+# the replay would have needed, however long its process takes to notice.
 COUNT = """
+    WITH unfinished AS (
+        SELECT FROM replays WHERE consumer = $1 AND name = $2 AND state IN ('active', 'paused') FOR SHARE
+    )
     UPDATE replay_ranges r
     SET processed = r.processed + c.processed, skipped = r.skipped + c.skipped, failed = r.failed + c.failed,
         outputs = r.outputs + c.outputs
-    FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
+    FROM unnest($3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
          AS c(partition_id, processed, skipped, failed, outputs)
-    WHERE r.partition_id = c.partition_id
+    WHERE r.partition_id = c.partition_id AND EXISTS (SELECT FROM unfinished)
+    RETURNING 1
 """
 
 LOWEST_NEEDED = """
@@ -219,9 +225,10 @@ async def move(
     return await connection.fetchval(MOVE, consumer, name, list(before), after, text) is not None
 
 
-async def count(connection: Connection, counted: Sequence[Counted]) -> None:
-    """Add what a batch has come to, in its transaction."""
-    await connection.execute(COUNT, *(list(column) for column in zip(*counted, strict=True)))
+async def count(connection: Connection, consumer: str, name: str, counted: Sequence[Counted]) -> bool:
+    """Add what a batch has come to, in its transaction; False if the replay was ended meanwhile."""
+    columns = (list(column) for column in zip(*counted, strict=True))
+    return await connection.fetchval(COUNT, consumer, name, *columns) is not None
 
 
 async def lowest_needed(connection: Connection, consumer: str) -> Mapping[int, int]:

@@ -57,13 +57,13 @@ def domain(database: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 @contextmanager
-def started(deployed: Deployment, verb: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(deployed: Deployment, verb: str, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """Run it beside the test; it is killed if it has not ended."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROCESSOR_")}
     running = subprocess.Popen(
         [sys.executable, "-m", "processor", "replay", verb, str(deployed.config), *arguments],
         cwd=PROJECT,
-        env=inherited | deployed.environment,
+        env=inherited | deployed.environment | environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

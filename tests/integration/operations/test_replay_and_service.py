@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
+import psutil
 import pytest
 
 from tests.conftest import Deploy, Start
 from tests.support import faulty_table, sending, sql
 from tests.support.deployments import Deployment
-from tests.support.replaying import replay
+from tests.support.replaying import processor, replay, started
 from tests.support.sending import Sent
+from tests.support.waiting import eventually
 
 HANDLERS = {"handlers": {"T": "tests.support.faulty:apply"}}
 
@@ -44,3 +48,33 @@ def test_what_the_service_has_written_about_its_troubles_stays(deployed: Deploym
     before = sql.fetch(deployed.database, "SELECT * FROM partition_trouble")
     replay(deployed, "start", "--all", "--execute")
     assert sql.fetch(deployed.database, "SELECT * FROM partition_trouble") == before != []
+
+
+def test_a_cancelled_replay_commits_nothing_more_whatever_its_process_was_about_to_do(
+    deployed: Deployment, start: Start
+) -> None:
+    """Retention may forget at once what it would have needed."""
+    serve(deployed, start, *messages("a", "b"), PROCESSOR_KAFKA__START="latest")
+    arguments = ("start", "--all", "--name", "given-up", "--execute")
+    with started(deployed, *arguments, PROCESSOR_FAILPOINTS="before_ledger=stop") as running:
+        process = psutil.Process(running.pid)
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED, 30, "it is frozen in its batch")
+        assert replay(deployed, "cancel", "given-up", "--reason", "too late")["state"] == "cancelled"
+        running.send_signal(signal.SIGCONT)
+        stdout, stderr = running.communicate(timeout=30)
+    assert (running.returncode, "given-up: cancelled: 0 processed" in stdout) == (0, True), stdout + stderr
+    assert sql.value(deployed.database, "SELECT count(*) FROM effects") == 0
+    for verb in ("resume", "pause", "cancel"):
+        refused = processor(deployed, "replay", verb, str(deployed.config), "given-up")
+        assert (refused.returncode, "is cancelled" in refused.stderr) == (2, True), refused.stderr
+    replay(deployed, "start", "--all", "--execute")
+    assert sql.value(deployed.database, "SELECT count(*) FROM effects") == 2
+
+
+def test_a_paused_replay_can_be_cancelled(deployed: Deployment, start: Start) -> None:
+    serve(deployed, start, *messages(*(f"n{number}" for number in range(200))), PROCESSOR_KAFKA__START="latest")
+    with started(deployed, "start", "--all", "--name", "slow", "--rate", "10", "--execute") as running:
+        eventually(lambda: sql.value(deployed.database, "SELECT count(*) FROM effects"), 30, "some are done")
+        replay(deployed, "pause", "slow")
+        running.communicate(timeout=30)
+    assert replay(deployed, "cancel", "slow")["state"] == "cancelled"
