@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from processor.cli.arguments import WrongUse
 from processor.cli.replay.options import PlanOptions, RangeOptions
+from processor.errors import Halt
 from processor.kafka.published import Scanned
 from processor.messages.message import Partition
 from processor.messages.outputs import Outgoing
@@ -146,6 +148,24 @@ def test_outputs_are_compared_by_id_and_a_repeat_of_a_replay_counts_as_the_same(
         compared.sent(Scanned("out", b"k", value, (("message-id", b"0%d-0" % number), ("replay", b"again"))))
     found = compared.result()
     assert (found.same, found.different) == (1, {"changed": 1, "gone": 1, "new": 1})
+
+
+@pytest.mark.parametrize(
+    ("offset", "text", "first_epoch", "refused"),
+    [
+        (70, metadata(3), 0, True),
+        (50, metadata(3), 0, False),
+        (70, "moved by hand", 0, False),
+        (70, metadata(3), 4, False),  # of an earlier topic
+        (20, metadata(3), 0, False),  # it has moved on since
+    ],
+)
+def test_a_reset_does_not_hide_that_the_database_has_lost_commits(
+    offset: int, text: str, first_epoch: int, *, refused: bool
+) -> None:
+    found = facts(committed=CommittedOffset(offset, text), first_epoch=first_epoch)
+    with pytest.raises(Halt, match="lost commits") if refused else nullcontext():
+        reset.moves(found, {ORDERS: 30}, despite_forgotten=False)
 
 
 def test_a_reset_notes_what_was_published_and_names_what_it_would_change() -> None:
