@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from tests.support.replaying import processor, replay, started
 from tests.support.sending import Sent
 from tests.support.waiting import eventually
 
-HANDLERS = {"handlers": {"T": "tests.support.faulty:apply"}}
+SETTINGS = {"handlers": {"T": "tests.support.faulty:apply"}, "retry": {"attempts": 3, "first_delay_ms": 1}}
 
 
 def messages(*names: str, do: str | None = None) -> list[Sent]:
@@ -23,7 +24,7 @@ def messages(*names: str, do: str | None = None) -> list[Sent]:
 
 @pytest.fixture
 def deployed(deployment: Deploy) -> Deployment:
-    made = deployment(partitions=1, settings=HANDLERS)
+    made = deployment(partitions=1, settings=SETTINGS)
     sql.execute(made.database, faulty_table.CREATE)
     return made
 
@@ -78,3 +79,18 @@ def test_a_paused_replay_can_be_cancelled(deployed: Deployment, start: Start) ->
         replay(deployed, "pause", "slow")
         running.communicate(timeout=30)
     assert replay(deployed, "cancel", "slow")["state"] == "cancelled"
+
+
+DRY = ("--all", "--mode", "dry-run", "--execute")
+
+
+def test_a_dry_run_blames_no_message_for_a_deadlock(deployed: Deployment, start: Start) -> None:
+    serve(deployed, start, *messages("a"), *messages("b", do="deadlock twice"), *messages("c"))
+    report = replay(deployed, "start", *DRY)
+    assert (report["processed"], report["failed"], report["comparison"]["same"]) == (3, 0, 3)
+
+
+def test_a_dry_run_blames_no_message_for_an_outage(deployed: Deployment, start: Start, tmp_path: Path) -> None:
+    serve(deployed, start, *messages("a"), *messages("b", do="call"))
+    done = processor(deployed, "replay", "start", str(deployed.config), *DRY, TEST_DOWN_FILE=str(tmp_path))
+    assert (done.returncode, "the handlers cannot run: as long as" in done.stderr) == (1, True), done.stderr
