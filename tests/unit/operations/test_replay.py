@@ -22,11 +22,12 @@ from processor.operations.replay.pace import Pace, Stand, falls_behind
 from processor.operations.replay.plan import Mode, Plan, Refused, Wanted
 from processor.operations.replay.ranges import Facts
 from processor.postgres.replays import Live, Range
-from tests.support.configuration import settings
+from tests.support.configuration import settings, toml
 
 ORDERS = Partition("orders", 0)
 RANGE = Range(ORDERS, "topic-1", 4, 7, 10, 20, 50, 50)
 PLAN = Plan("inventory", "again", Mode.MISSING, (RANGE,), Wanted((b"\xff",), ("T",), ("a",)), rate=2.5)
+ACTING = toml(handlers='OrderPlaced = { call = "handlers.inventory:reserve", effect = true }')
 
 
 def facts(*, committed: CommittedOffset | None = None, position: int = 50, first_epoch: int = 0) -> Facts:
@@ -134,6 +135,37 @@ async def test_a_rate_makes_small_batches_and_waiting_ends_when_it_is_stopped() 
     pace.stop()
     await turn
     assert [*waits, pace.waits] == [False, True, False]
+
+
+@pytest.mark.parametrize("mode", [Mode.RE_EMIT, Mode.RE_APPLY, Mode.DRY_RUN])
+def test_handlers_that_act_on_other_systems_are_refused_unless_others_are_chosen(mode: Mode, tmp_path: Path) -> None:
+    plan = replace(PLAN, mode=mode, scope="s" if mode is Mode.RE_APPLY else None)
+    ranges.check(settings(tmp_path, ACTING), plan, facts())
+    with pytest.raises(Refused, match=r"handlers\.OrderPlaced acts on other systems"):
+        ranges.check(settings(tmp_path, ACTING), replace(plan, wanted=Wanted()), facts())
+
+
+async def test_a_replay_that_was_stopped_waits_for_nothing_any_more() -> None:
+    pace = Pace(None)
+    pace.hold(held=True)
+    assert pace.waits
+    pace.stop()
+    pace.hold(held=True)
+    await pace.turn()
+    assert not pace.waits
+
+
+def test_a_range_that_begins_behind_its_end_is_refused(tmp_path: Path) -> None:
+    backwards = replace(PLAN, ranges=(replace(RANGE, first=40, end=30),))
+    with pytest.raises(Refused, match="begins at 40, behind its end 30; Kafka has the offsets 5-90"):
+        ranges.check(settings(tmp_path), backwards, facts())
+
+
+@pytest.mark.parametrize("silent_below", [50, 60])
+def test_calls_that_a_restored_database_has_lost_are_announced(silent_below: int, tmp_path: Path) -> None:
+    acting = settings(tmp_path, ACTING)
+    plan = ranges.check(acting, replace(PLAN, ranges=(replace(RANGE, end=60, silent_below=silent_below),)), facts())
+    assert any("are made again" in warning for warning in plan.warnings) is (silent_below > 50)
 
 
 def test_outputs_are_compared_by_id_and_a_repeat_of_a_replay_counts_as_the_same() -> None:
