@@ -24,11 +24,12 @@ UNFINISHED = ("active", "paused")
 CREATE = """
     WITH asked AS (
         INSERT INTO replays (consumer, name, plan, history) VALUES ($1, $2, $4, $5)
+        ON CONFLICT DO NOTHING RETURNING 1
     ), own AS (
         INSERT INTO ledger (consumer, topic, partition, epoch, first_epoch, topic_id, partitions, first_offset,
                             next_offset, owner)
         SELECT $3, r.topic, r.partition, t.epoch, t.epoch, r.topic_id, r.partitions, r.first, r.first, 'nobody yet'
-        FROM unnest($6::text[], $7::integer[], $8::text[], $9::integer[], $10::bigint[])
+        FROM asked, unnest($6::text[], $7::integer[], $8::text[], $9::integer[], $10::bigint[])
              AS r(topic, partition, topic_id, partitions, first),
              (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS t(epoch)
         RETURNING topic, partition, partition_id
@@ -40,6 +41,7 @@ CREATE = """
     JOIN unnest($6::text[], $7::integer[], $10::bigint[], $11::bigint[], $12::integer[], $13::bigint[], $14::bigint[])
          AS r(topic, partition, first, end_offset, live, applied_below, silent_below)
          ON r.topic = own.topic AND r.partition = own.partition
+    RETURNING 1
 """
 
 FIND = """
@@ -174,9 +176,9 @@ async def create(
     plan: Mapping[str, Any],
     event: Mapping[str, Any],
     ranges: Sequence[Range],
-) -> None:
-    """Write a replay down, with its positions at their beginnings. In an open transaction."""
-    await connection.execute(
+) -> bool:
+    """Write a replay down, with its positions at their beginnings; False if one has this name already."""
+    made = await connection.fetchval(
         CREATE,
         consumer,
         name,
@@ -193,6 +195,7 @@ async def create(
         [one.applied_below for one in ranges],
         [one.silent_below for one in ranges],
     )
+    return made is not None
 
 
 async def find(connection: Connection, consumer: str, name: str | None = None) -> list[Replay]:

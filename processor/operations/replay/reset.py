@@ -129,6 +129,9 @@ async def apply(connection: Connection, settings: Settings, cluster: Cluster, fo
             await retention.accept(connection, settings.consumer, one.partition, one.after, by)
     offsets = {one.partition: (one.after, one.after_metadata) for one in found}
     await asyncio.to_thread(cluster.move, offsets)
+    for one in found:  # an earlier reset may have accepted what is not wanted any more
+        if one.forgotten_below is None:
+            await retention.withdraw(connection, settings.consumer, one.partition)
 
 
 def _is_behind(live: Live, at: CommittedOffset) -> bool:
