@@ -94,3 +94,27 @@ def test_a_dry_run_blames_no_message_for_an_outage(deployed: Deployment, start: 
     serve(deployed, start, *messages("a"), *messages("b", do="call"))
     done = processor(deployed, "replay", "start", str(deployed.config), *DRY, TEST_DOWN_FILE=str(tmp_path))
     assert (done.returncode, "the handlers cannot run: as long as" in done.stderr) == (1, True), done.stderr
+
+
+def test_a_topic_to_which_nothing_is_sent_need_not_exist(deployed: Deployment, start: Start) -> None:
+    serve(deployed, start, *messages("a"))
+    arguments = ("start", "--all", "--mode", "re-apply", "--scope", "model", "--no-outputs", "--execute")
+    assert replay(deployed, *arguments, TEST_OUTPUT_TOPIC="nowhere")["processed"] == 1
+
+
+def test_a_message_that_was_given_up_halts_no_replay(deployed: Deployment, start: Start) -> None:
+    serve(deployed, start, Sent(b"{", b"k", "T", "given up"), *messages("a"))
+    discarded = processor(
+        deployed, "dlq", "discard", str(deployed.config), "--id", "given up", "--reason", "no", "--yes"
+    )
+    assert discarded.returncode == 0, discarded.stderr
+    found = replay(deployed, "start", "--all", "--execute", PROCESSOR_FAILURE__POLICY="halt")
+    assert (found["state"], found["skipped"]) == ("finished", 2)
+
+
+def test_retention_waits_for_a_replay_also_before_its_first_round(deployed: Deployment, start: Start) -> None:
+    """The watermarks have to exist, so that whoever writes a replay down can hold them."""
+    serve(deployed, start, *messages("a"))
+    replay(deployed, "start", "--all", "--execute")
+    held = "SELECT count(*) FROM forgotten JOIN replay_ranges r ON r.live_partition_id = forgotten.partition_id"
+    assert sql.value(deployed.database, held) == 1
