@@ -106,8 +106,10 @@ class Loop:
                         await self._process(batch, used)
                 except Trouble as error:
                     await self._start_over(error, used)
+            await self._transactions.rest()
             await self._finish()
         except Halt:
+            await self._transactions.rest()
             with suppress(*Trouble):  # otherwise the next start does it
                 await self._publishing.finish()
             raise

@@ -6,7 +6,7 @@ Every BEGIN, COMMIT and ROLLBACK of a batch is here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,10 +80,12 @@ class Transactions:
         """End the transaction that was begun for a next batch, which has not come: an idle one would hold its turn."""
         begun, self.begun = self.begun, None
         if begun is not None:
-            with suppress(ProcessorError):  # the connection is lost, and the transaction with it
+            try:
                 async with self.session.use() as connection:
                     if connection is begun.connection:
                         await connection.execute("ROLLBACK")
+            except (ProcessorError, TimeoutError):
+                await self.session.drop()  # and the transaction with it
 
     async def close(self) -> None:
         await self.session.close()
@@ -190,7 +192,12 @@ class Transaction:
         self._open = False
         more = more and not self.session.statements.have_footprints_to_look_up  # that is done between transactions
         both = self._of.gate.commit_and_begin_sql() if more else None
-        status = await self._connection.execute(both or "COMMIT")
+        try:
+            status = await self._connection.execute(both or "COMMIT")
+        except Exception as error:
+            if both is not None and not self._connection.is_closed() and self._connection.is_in_transaction():
+                raise ConnectionLost("the next transaction could not begin; this one was committed") from error
+            raise
         if both is not None:  # `advance` has just gone through, so this was no COMMIT of a failed transaction
             self._of.begun = Begun(self._connection, status == HAS_TURN)
         elif status != "COMMIT":  # Postgres answers the COMMIT of a failed transaction with ROLLBACK, without an error

@@ -223,6 +223,10 @@ class Queue:
     def _compare(self, statement: str) -> None:
         """Find out whether a statement that is new to this run touches something in common with the others."""
         footprint = self.statements.footprint(statement) if self._knows_names else None
+        if footprint is None and len(self._ordered) == len(self._footprints):  # that is all of them
+            self._footprints[statement] = None
+            self._ordered.add(statement)
+            return
         related = {
             other
             for other, its_footprint in self._footprints.items()
@@ -355,6 +359,7 @@ class Queue:
     def _forget_names(self) -> None:
         """From now on, take no statement's footprint for granted: names may mean other tables, by SET or CREATE."""
         self._knows_names = False
+        self.statements.doubt_footprints()
         self._footprints = dict.fromkeys(self._footprints)
         self._ordered = set(self._footprints)
         self.keep_order()

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from processor.handling.queue import Queue
     from processor.postgres.statements import Row
 
+# Passes of the event loop before reads are sent. A handler that wraps its read in a task of its own, as
+# `asyncio.wait_for` does, goes on some passes later, and what it queues then has to come before an equal read.
+PASSES = 2
+PASSES_FOR_EQUALS = 10
+
 _QUERY = re.compile(r"\s*(select|with|values|table)\b", re.IGNORECASE)
 
 
@@ -67,6 +72,7 @@ class Reads:
             alone
         )  # statements that are not gathered: they cannot be, or an error has to show its message
         self._waiting: list[_Call] = []
+        self._held_back = False  # whether one with equal arguments waits for what has just been sent
         self._sent: Sequence[_Call] = ()
         self._sender: asyncio.Task[None] | None = None
 
@@ -103,8 +109,8 @@ class Reads:
         try:
             while self._waiting:
                 # Whoever can run gets as far as its next read: that is one more that goes out together.
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
+                for _ in range(PASSES_FOR_EQUALS if self._held_back else PASSES):
+                    await asyncio.sleep(0)
                 async with self._queue.one_at_a_time:
                     await self._send(self._next())
         except asyncio.CancelledError:
@@ -121,9 +127,13 @@ class Reads:
             return ()
         first = waiting[0]
         taken = [first]
+        self._held_back = False
         for call in waiting[1:]:
-            is_alike = call.sql == first.sql and call.first_only == first.first_only and self.gathers(call.sql)
-            if is_alike and not any(_may_be_equal(call.args, other.args) for other in taken):
+            if call.sql != first.sql or call.first_only != first.first_only or not self.gathers(call.sql):
+                continue
+            if any(_may_be_equal(call.args, other.args) for other in taken):
+                self._held_back = True
+            else:
                 taken.append(call)
         self._waiting = [call for call in waiting if call not in taken]
         return taken

@@ -65,7 +65,7 @@ class PartitionReader:
         self.when_leaving: Callable[[], None] = lambda: None
         self.buffered = 0  # records
         self.buffered_bytes = 0
-        self._turns = Turns(settings.batch.max_messages)
+        self._turns = Turns(settings.batch.max_messages, settings.batch.max_bytes)
         self._assignments: dict[Partition, Assignment] = {}
         self._assigned: list[Assignment] = []
         self._to_stop: list[Partition] = []
@@ -117,7 +117,9 @@ class PartitionReader:
         with self._changed:
             most, shares = self._turns.next(self._assignments.values())
             for share in shares:
-                spans = share.assignment.buffer.take(min(share.most, most - records), max_bytes - size)
+                spans = share.assignment.buffer.take(
+                    min(share.most, most - records), min(share.max_bytes, max_bytes - size)
+                )
                 taken += spans
                 records += sum(map(len, spans))
                 size += sum(span.size for span in spans)
@@ -374,10 +376,12 @@ class PartitionReader:
 
     def _is_current(self, assignment: Assignment) -> bool:
         """Return whether less than a batch of this partition waits, here and at the broker."""
+        batch = self._settings.batch
         place = TopicPartition(assignment.partition.topic, assignment.partition.number)
         _, end = self._consumer.get_watermark_offsets(place, cached=True)  # as of the last fetch; asks nobody
-        most = self._settings.batch.max_messages
-        return assignment.buffer.records < most and end - assignment.read < most
+        if assignment.buffer.records >= batch.max_messages or assignment.buffer.bytes >= batch.max_bytes:
+            return False
+        return end - assignment.read < batch.max_messages
 
     def _by_partition(self, messages: list[Any]) -> dict[Partition, list[Any]]:
         """Group messages by partition, keeping their order; they come in long runs of one partition."""

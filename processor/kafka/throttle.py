@@ -19,7 +19,7 @@ class Throttle:
 
     A pause discards what librdkafka has fetched ahead, so where all partitions have a backlog, the thread waits a
     moment for room first. But while some are up to date, those with a backlog are paused at once: records of the others
-    must not wait behind it.
+    must not wait behind it, as long as they take no more than half of the buffer.
     """
 
     def __init__(self, consumer: Consumer, limit: int) -> None:
@@ -34,11 +34,11 @@ class Throttle:
             self.paused = set()
         if buffered_bytes < self._limit:
             return False
-        behind = {assignment.partition for assignment in fetching if not assignment.current}
-        if len(behind) < len(fetching):
-            self.pause(behind)
+        current = [assignment for assignment in fetching if assignment.current]
+        if current and sum(assignment.buffer.bytes for assignment in current) < self._limit // 2:
+            self.pause({assignment.partition for assignment in fetching if not assignment.current})
             return False
-        return bool(behind - self.paused)
+        return any(assignment.partition not in self.paused for assignment in fetching)
 
     def pause(self, partitions: Iterable[Partition]) -> None:
         new = set(partitions) - self.paused

@@ -17,6 +17,7 @@ SHORTER = 4
 class Share:
     assignment: Assignment
     most: int  # records
+    max_bytes: int  # they begin within these
 
 
 class Turns:
@@ -31,8 +32,9 @@ class Turns:
     Batches of a few messages are short enough as they are.
     """
 
-    def __init__(self, max_messages: int) -> None:
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._max_messages = max_messages
+        self._max_bytes = max_bytes
         self._turn = 0
 
     def next(self, assignments: Iterable[Assignment]) -> tuple[int, list[Share]]:
@@ -44,9 +46,11 @@ class Turns:
         fair = most // 2 // max(1, len(current))
         self._turn += 1
         if not (current and behind and fair):
-            return self._max_messages, [Share(one, self._max_messages) for one in self._rotated(waiting)]
-        shares = [Share(one, fair) for one in self._rotated(current)]
-        return most, shares + [Share(one, most) for one in self._rotated(behind)]
+            most = self._max_messages
+            return most, [Share(one, most, self._max_bytes) for one in self._rotated(waiting)]
+        fair_bytes = max(1, self._max_bytes // 2 // len(current))
+        shares = [Share(one, fair, fair_bytes) for one in self._rotated(current)]
+        return most, shares + [Share(one, most, self._max_bytes) for one in self._rotated(behind)]
 
     def _rotated(self, assignments: list[Assignment]) -> list[Assignment]:
         first = self._turn % max(1, len(assignments))

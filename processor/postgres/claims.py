@@ -158,6 +158,7 @@ class Claiming:
         claims = Claims()
         colliding: list[int] = []
         by_key: dict[bytes, int] = {}
+        rivals: dict[int, int] = {}  # of those with the id of an earlier one in this batch, and another payload
         for index, record in enumerate(records):
             if record.not_ours:
                 claims.skip(PriorDelivery.NOT_OURS)
@@ -178,7 +179,7 @@ class Claiming:
                 claims.skip(PriorDelivery.DUPLICATE)
                 claims.repeated.add(earlier)
             else:
-                colliding.append(index)
+                rivals[index] = earlier
         if self._expects_unknown(len(by_key)):
             if not await self._copy(connection, _copied_rows([records[index] for index in by_key.values()])):
                 return None
@@ -187,7 +188,10 @@ class Claiming:
             settled = await self._claim_keys(connection, records, by_key, claims)
             if isinstance(settled, CutBefore | BusyElsewhere):
                 return settled
+            if undecided := [index for index, earlier in rivals.items() if earlier in settled]:
+                return CutBefore(min(undecided))  # it may repeat the message that the id belongs to: a later batch asks
             colliding += settled
+        colliding += rivals
         if colliding:
             settled = await self._claim_collisions(connection, records, colliding, claims)
             if isinstance(settled, CutBefore | BusyElsewhere):

@@ -96,6 +96,10 @@ LOCKED_TABLES = """
                SELECT pg_get_expr(conbin, conrelid) FROM pg_constraint JOIN member ON table_id = conrelid
                WHERE member.top = wanted.top AND contype = 'c'
                UNION
+               SELECT typdefault FROM pg_attribute JOIN member ON table_id = attrelid
+               JOIN pg_type ON pg_type.oid = atttypid
+               WHERE member.top = wanted.top AND typtype = 'd' AND typdefault IS NOT NULL
+               UNION
                SELECT pg_get_indexdef(indexrelid) FROM pg_index JOIN member ON table_id = indrelid
                WHERE member.top = wanted.top AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
            ) AS expressions

@@ -24,7 +24,7 @@ _CHANGES = frozenset({"insert", "update", "delete", "merge"})
 # fmt: off
 _STATEMENTS = _COMMANDS | frozenset(
     {
-        "table", "perform", "execute", "call", "do", "open", "fetch", "move", "for", "foreach", "copy",
+        "from", "table", "perform", "execute", "call", "do", "open", "fetch", "move", "for", "foreach", "copy",
         "truncate", "lock", "notify", "listen", "unlisten", "set", "reset", "create", "alter", "drop", "grant",
         "revoke", "comment", "import", "refresh", "reindex", "cluster", "vacuum", "analyze", "prepare",
         "deallocate", "discard", "explain", "show", "load", "security", "reassign", "checkpoint", "start",
@@ -75,7 +75,10 @@ def words(text: str) -> frozenset[str] | None:
 
 
 def may_run_statements(body: str) -> bool:
-    """Return whether a function in PL/pgSQL may do more than calculate: each statement has one of these words."""
+    """Return whether a function in PL/pgSQL may do more than calculate: each statement has one of these words.
+
+    An expression may read a table without SELECT: `total := sum(amount) FROM entries`.
+    """
     tokens = _tokens(body)
     return tokens is None or any(token.keyword in _STATEMENTS for token in tokens)
 
@@ -108,14 +111,17 @@ def _is_change(tokens: list[_Token], at: int) -> bool:
 
 def _assigned(tokens: list[_Token]) -> frozenset[str]:
     """Return all words behind the SET of a command, as far as columns can be assigned there."""
-    begin = next((at for at, token in enumerate(tokens) if token.depth == 0 and token.keyword == "set"), len(tokens))
     found = set()
-    for before, token in pairwise(tokens[begin:]):
-        if token.depth == 0 and (
-            token.keyword in ("where", "returning") or (token.keyword == "from" and before.keyword != "distinct")
-        ):
-            break
-        found.add(token.name)
+    assigns = False
+    for before, token in pairwise(tokens):
+        if token.depth == 0 and before.keyword not in (".", "as"):  # after those it is a name
+            assigns |= token.keyword == "set"
+            if assigns and (
+                token.keyword in ("where", "returning") or (token.keyword == "from" and before.keyword != "distinct")
+            ):
+                break
+        if assigns:
+            found.add(token.name)
     return frozenset(found)
 
 

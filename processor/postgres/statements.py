@@ -103,7 +103,8 @@ class Statements:
 
     def footprint(self, sql: str) -> Footprint | None:
         """Return what a statement touches; None if that may be anything, or is not known."""
-        self._footprints_used.add(sql)
+        if sql in self._footprints:
+            self._footprints_used.add(sql)
         return self._footprints.get(sql)
 
     def want_footprints(self, statements: Iterable[str]) -> None:
@@ -133,8 +134,12 @@ class Statements:
         for sql in wanted:
             self._footprints[sql] = await footprints.look_up(self.connection, sql)
 
+    def doubt_footprints(self) -> None:
+        """Have what is known looked up again before the next transaction."""
+        self._footprints_fresh_until = 0.0
+
     def forget(self) -> None:
         """After an error: a plan made for a table that has changed since is not worth keeping."""
         self._prepared.clear()
         self._gathered.clear()
-        self._footprints_fresh_until = 0.0
+        self.doubt_footprints()

@@ -104,7 +104,7 @@ def test_killed_at_every_point_of_the_way_and_restarted_each_payment_is_charged_
     # So many deaths in a row would be the fault of whatever was under way; here they are the test's.
     due = billing(deployment, gateway, failure={"quarantine_after": 100})
     # What they write goes by COPY, which nobody prepares, and goes out in one portion.
-    never = ("after_prepare", "after_portion", "after_reposition")
+    never = ("after_prepare", "after_portion", "after_reposition", "before_forgetting", "after_forgetting")
     points = [point for point in failpoints.POINTS if point not in never]
     kills = [(point, 1 + index % 3) for index, point in enumerate(points)]
     kills += [("after_intent", 2), ("after_effect", 3)]

@@ -13,7 +13,11 @@ from tests.support.deployments import Deployment
 # Which pass of the point kills. A first pass of the Kafka steps is often the recovery itself, which then dies too.
 SECOND_KILLS = {"after_claim": 1, "after_postgres_commit": 1, "after_produce": 1, "after_offsets": 1}
 # Effects: test_effects. Portions: below. After an operator's move: test_rewind.
-ELSEWHERE = ("after_intent", "after_effect", "after_portion", "after_reposition")
+ELSEWHERE = (
+    *("after_intent", "after_effect"),
+    *("after_portion", "after_reposition"),
+    *("before_forgetting", "after_forgetting"),
+)
 POINTS = [point for point in failpoints.POINTS if point not in ELSEWHERE]
 KILLS = [(point, 3 if index % 2 else 2) for index, point in enumerate(POINTS)]
 KILLS += list(SECOND_KILLS.items())

@@ -52,6 +52,25 @@ async def test_slow_handler_bounds_what_is_read_ahead_and_keeps_its_place_in_the
     assert (b.engines[0].reader.buffered_bytes, b.engines[0].reader.buffered) == (0, 0)
 
 
+async def test_records_of_many_partitions_that_are_up_to_date_are_bounded_too(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = 8
+    b = bench(
+        "slow_at_first",
+        partitions=partitions,
+        batch={"buffer_bytes": LIMIT, "max_bytes": LIMIT, "max_messages": BATCH},
+    )
+    each = BATCH // 2  # less than a batch in each, more than the buffer together
+    b.send(Sent(VALUE, f"k{n}".encode(), id=f"m{n}", partition=n % partitions) for n in range(each * partitions))
+    buffered: list[int] = []
+    monkeypatch.setattr(handlers, "probe", lambda: buffered.append(b.engines[0].reader.buffered_bytes))
+    await b.run_until_done()
+    record = len(VALUE) + RECORD_OVERHEAD
+    assert LIMIT <= max(buffered) <= 2 * LIMIT + (BATCH + 1) * 2 * record < each * partitions * record
+    assert len(await b.effects()) == each * partitions
+
+
 async def test_one_record_larger_than_the_whole_buffer_goes_through(bench: MakeBench) -> None:
     b = bench(
         "raw", batch={"buffer_bytes": 2_000, "max_bytes": 2_000, "max_messages": 10}, message={"max_bytes": 90_000}

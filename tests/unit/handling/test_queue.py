@@ -27,6 +27,9 @@ class KnownStatements:
     def footprint(self, sql: str) -> Footprint | None:
         return self._footprints.get(sql)
 
+    def doubt_footprints(self) -> None:
+        self._footprints = {}
+
     def want_footprints(self, statements: Iterable[str]) -> None:
         self.wanted.update(statements)
 

@@ -54,6 +54,8 @@ def test_what_is_out_of_the_ordinary_is_not_read(sql: str) -> None:
         ("UPDATE t SET a = 'x' FROM u WHERE t.id = u.id RETURNING id", False),
         ("INSERT INTO t (id) VALUES ($1) ON CONFLICT (id) DO UPDATE SET a = 1 WHERE t.id > 1", False),
         ("INSERT INTO t (id) VALUES ($1) ON CONFLICT (id) DO UPDATE SET a = 1, id = 2", True),
+        ("INSERT INTO t AS set SELECT a FROM s ON CONFLICT (a) DO UPDATE SET id = 3", True),
+        ("UPDATE t SET a = excluded.where, id = 2", True),
     ],
 )
 def test_columns_that_may_be_set_stand_between_set_and_where(sql: str, may_set_id: bool) -> None:
@@ -69,3 +71,17 @@ def test_functions_are_found_by_their_parentheses_and_behind_dots() -> None:
     assert said is not None
     assert said.called == {"f", "g h", "k"}
     assert said.dotted == {"k", "row_function"}
+
+
+@pytest.mark.parametrize(
+    ("body", "may"),
+    [
+        ("BEGIN NEW.updated_at := now(); RETURN NEW; END", False),
+        ("BEGIN IF NEW.a > 5 THEN NEW.a := 5; END IF; RETURN NEW; END", False),
+        ("BEGIN INSERT INTO log VALUES (NEW.id); RETURN NEW; END", True),
+        ("BEGIN NEW.total := sum(amount) FROM entries WHERE account = NEW.id; RETURN NEW; END", True),
+        ("BEGIN IF count(*) > 5 FROM entries THEN RAISE 'too many'; END IF; RETURN NEW; END", True),
+    ],
+)
+def test_function_may_do_more_than_calculate_if_it_names_a_table_or_a_command(body: str, may: bool) -> None:
+    assert sqltext.may_run_statements(body) is may
