@@ -145,6 +145,16 @@ def test_handlers_that_act_on_other_systems_are_refused_unless_others_are_chosen
         ranges.check(settings(tmp_path, ACTING), replace(plan, wanted=Wanted()), facts())
 
 
+async def test_a_replay_that_is_held_waits_for_its_turn_until_it_is_let_go() -> None:
+    pace = Pace(None)
+    pace.hold(held=True)
+    turn = asyncio.create_task(pace.turn())
+    await asyncio.sleep(0)
+    assert (pace.yields, turn.done()) == (True, False)
+    pace.hold(held=False)
+    await turn
+
+
 async def test_a_replay_that_was_stopped_waits_for_nothing_any_more() -> None:
     pace = Pace(None)
     pace.hold(held=True)
