@@ -257,6 +257,7 @@ def replay(
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
     out: Out = None,
+    strict: Strict = False,
 ) -> None:
     """How fast a replay passes what is done, what it costs the service beside it, and that kills change nothing."""
     unknown = set(only or ()) - set(replays.NAMES)
@@ -266,7 +267,7 @@ def replay(
     def work(site: Site, results: Results, show: Show) -> None:
         results.replays += replays.take_turns(site, only or list(replays.NAMES), records, seconds, repeat, show)
 
-    _measure(work, directory, as_json=as_json, out=out, strict=False, plot_to=None)
+    _measure(work, directory, as_json=as_json, out=out, strict=strict, plot_to=None)
 
 
 @app.command()

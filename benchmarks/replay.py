@@ -27,6 +27,9 @@ from benchmarks.workload import Feed
 
 KNOWN, BESIDE, KILLED = "known", "beside", "killed"
 NAMES = (KNOWN, BESIDE, KILLED)
+# Figures with a threshold (verdicts.py).
+MEMORY = "memory of a replay of what is done, at most"
+SLOWER = "p99 beside a replay / alone"
 
 # The handlers' outputs must not depend on the state of the tables, so that a run can be compared with another one.
 LATE = Processor("late", "begins behind the last record", settings={"kafka": {"start": "latest"}})
@@ -89,7 +92,7 @@ def known(site: Site, records: int, show: Show) -> list[Figure]:
         took = (times["finished"] - times["started"]).total_seconds()
         return [
             Figure("replay of what is done", records / took, "records/s", wrong),
-            Figure("memory of that replay, at most", highest / 2**20, "MB", wrong),
+            Figure(MEMORY, highest / 2**20, "MB", wrong),
         ]
 
 
@@ -126,7 +129,7 @@ def beside(site: Site, seconds: float, repeat: int, show: Show) -> list[Figure]:
     return [
         Figure(f"p99 at {PER_SECOND} msg/s alone", alone, "ms"),
         Figure(f"p99 beside a replay of {REPLAY_RATE} records/s", with_replay, "ms"),
-        Figure("p99 beside a replay / alone", with_replay / alone, "×"),
+        Figure(SLOWER, with_replay / alone, "×"),
     ]
 
 

@@ -11,6 +11,7 @@ from benchmarks.distance import NEAR
 from benchmarks.growth import ROWS
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.rebalance import BACKLOG, CHURN, JOIN, KILL, LEAVE, RESTART, SESSIONS
+from benchmarks.replay import MEMORY, SLOWER
 from benchmarks.results import Results
 
 AT_LEAST = "≥"
@@ -61,6 +62,9 @@ STEADY_FROM = {"batch-2": 2 * ENOUGH, **dict.fromkeys(("batch", "collect", "writ
 # Our share of what one connection can do with the statements of one worker.
 SHARE = 0.75
 
+# What a replay may take, by figure: memory however long it is, and latency of the service beside it.
+REPLAYS = {MEMORY: 300.0, SLOWER: 2.0}
+
 # At most this many milliseconds from send to visible output, for orders that a rebalance holds up.
 MOVED_MS = 1000.0
 STAYED_MS = 300.0
@@ -90,6 +94,7 @@ def verdicts(results: Results) -> Iterator[Verdict]:
     yield from _growth(results)
     yield from _rebalances(results)
     yield from _retention(results)
+    yield from _replays(results)
     yield from _distances(results)
 
 
@@ -148,6 +153,12 @@ def _retention(results: Results) -> Iterator[Verdict]:
         yield Verdict("expired rows deleted beside the load", one.deleted / one.rows, AT_LEAST, 1.0)
     if one.cycles:
         yield Verdict("inbox and its index: last cycle / fourth", one.growth, AT_MOST, 1.1)
+
+
+def _replays(results: Results) -> Iterator[Verdict]:
+    for figure in results.replays:
+        if figure.name in REPLAYS and figure.value is not None and not figure.wrong:
+            yield Verdict(figure.name, figure.value, AT_MOST, REPLAYS[figure.name], figure.unit)
 
 
 def _distances(results: Results) -> Iterator[Verdict]:

@@ -127,7 +127,8 @@ async def _targets(
         return dict.fromkeys(chosen, to)
     if since is not None:
         at = moment(since, datetime.now(UTC))
-        return await ranges.first_at(cluster, chosen, int(at.timestamp() * 1000), facts.stable)
+        found = await ranges.first_at(cluster, chosen, int(at.timestamp() * 1000), facts.stable)
+        return {partition: min(offset, facts.stable[partition]) for partition, offset in found.items()}
     return {at: facts.logs[at].start if earliest else facts.stable[at] for at in chosen}
 
 

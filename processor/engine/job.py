@@ -79,4 +79,4 @@ class Job:
         ends: Ends,
         result: BatchResult,
     ) -> None:
-        """Keep what a batch has come to, in its transaction."""
+        """Keep what a batch has come to, in its transaction; raise Fenced if the job was ended meanwhile."""

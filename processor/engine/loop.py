@@ -118,7 +118,8 @@ class Loop:
             for helper in helpers:
                 helper.cancel()
             await asyncio.wait([*self._recoveries.cancel(), *helpers])
-            await self._parts.troubles.leave()
+            if not self._job.bounded:  # the notes are the live service's
+                await self._parts.troubles.leave()
             self._publishing.close()
 
     def _helper_ended(self, helper: asyncio.Task[None]) -> None:
@@ -164,7 +165,8 @@ class Loop:
             self._crashes.prepare(batch, used)
             cautious = any(owned.crashes.records_to_mark for owned in used)
             remaining = Remaining(batch, 1 if cautious else self._settings.concurrency)
-            self._pauses.halt_at_undecodable(remaining, batch)
+            if not self._job.bounded:  # what a replay comes by may have been given up since: the claim knows
+                self._pauses.halt_at_undecodable(remaining, batch)
             await self._crashes.begin(used)
             while part := remaining.part():
                 match await self._attempt(remaining, part, used):
@@ -240,7 +242,6 @@ class Loop:
             ends = await self._conclusion.conclude(batch, claims, result)  # 5
             if not isinstance(ends, Ends):
                 return ends
-            self._job.adapt(result)
             await transaction.keep(ends.undone, result.results)
             await self._publishing.room()  # 6
             shares, sent = self._shares(batch, result), self._housekeeping.sent()

@@ -165,7 +165,7 @@ def build(
         crashes=crashes,
         attempts=attempts,
         pauses=pauses,
-        conclusion=Conclusion(settings, partitions, cluster),
+        conclusion=Conclusion(settings, partitions, cluster, job.adapt),
         publishing=publishing,
         recoveries=Recoveries(partitions, takeover, pauses, readiness, reader.news.set, emit),
         housekeeping=Housekeeping(partitions, publishing, ledger, control, cluster, pauses),

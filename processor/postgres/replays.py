@@ -24,11 +24,12 @@ UNFINISHED = ("active", "paused")
 CREATE = """
     WITH asked AS (
         INSERT INTO replays (consumer, name, plan, history) VALUES ($1, $2, $4, $5)
+        ON CONFLICT DO NOTHING RETURNING 1
     ), own AS (
         INSERT INTO ledger (consumer, topic, partition, epoch, first_epoch, topic_id, partitions, first_offset,
                             next_offset, owner)
         SELECT $3, r.topic, r.partition, t.epoch, t.epoch, r.topic_id, r.partitions, r.first, r.first, 'nobody yet'
-        FROM unnest($6::text[], $7::integer[], $8::text[], $9::integer[], $10::bigint[])
+        FROM asked, unnest($6::text[], $7::integer[], $8::text[], $9::integer[], $10::bigint[])
              AS r(topic, partition, topic_id, partitions, first),
              (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS t(epoch)
         RETURNING topic, partition, partition_id
@@ -40,6 +41,7 @@ CREATE = """
     JOIN unnest($6::text[], $7::integer[], $10::bigint[], $11::bigint[], $12::integer[], $13::bigint[], $14::bigint[])
          AS r(topic, partition, first, end_offset, live, applied_below, silent_below)
          ON r.topic = own.topic AND r.partition = own.partition
+    RETURNING 1
 """
 
 FIND = """
@@ -63,13 +65,19 @@ MOVE = """
     WHERE consumer = $1 AND name = $2 AND state = ANY ($3::text[]) RETURNING 1
 """
 
+# A cancellation waits for the batch that holds the row, and no batch commits after it: retention may then forget what
+# the replay would have needed, however long its process takes to notice.
 COUNT = """
+    WITH unfinished AS (
+        SELECT FROM replays WHERE consumer = $1 AND name = $2 AND state IN ('active', 'paused') FOR SHARE
+    )
     UPDATE replay_ranges r
     SET processed = r.processed + c.processed, skipped = r.skipped + c.skipped, failed = r.failed + c.failed,
         outputs = r.outputs + c.outputs
-    FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
+    FROM unnest($3::integer[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
          AS c(partition_id, processed, skipped, failed, outputs)
-    WHERE r.partition_id = c.partition_id
+    WHERE r.partition_id = c.partition_id AND EXISTS (SELECT FROM unfinished)
+    RETURNING 1
 """
 
 LOWEST_NEEDED = """
@@ -168,9 +176,9 @@ async def create(
     plan: Mapping[str, Any],
     event: Mapping[str, Any],
     ranges: Sequence[Range],
-) -> None:
-    """Write a replay down, with its positions at their beginnings. In an open transaction."""
-    await connection.execute(
+) -> bool:
+    """Write a replay down, with its positions at their beginnings; False if one has this name already."""
+    made = await connection.fetchval(
         CREATE,
         consumer,
         name,
@@ -187,6 +195,7 @@ async def create(
         [one.applied_below for one in ranges],
         [one.silent_below for one in ranges],
     )
+    return made is not None
 
 
 async def find(connection: Connection, consumer: str, name: str | None = None) -> list[Replay]:
@@ -219,9 +228,10 @@ async def move(
     return await connection.fetchval(MOVE, consumer, name, list(before), after, text) is not None
 
 
-async def count(connection: Connection, counted: Sequence[Counted]) -> None:
-    """Add what a batch has come to, in its transaction."""
-    await connection.execute(COUNT, *(list(column) for column in zip(*counted, strict=True)))
+async def count(connection: Connection, consumer: str, name: str, counted: Sequence[Counted]) -> bool:
+    """Add what a batch has come to, in its transaction; False if the replay was ended meanwhile."""
+    columns = (list(column) for column in zip(*counted, strict=True))
+    return await connection.fetchval(COUNT, consumer, name, *columns) is not None
 
 
 async def lowest_needed(connection: Connection, consumer: str) -> Mapping[int, int]:

@@ -42,6 +42,11 @@ HOLD = "SELECT below, accepted FROM forgotten WHERE partition_id = $1 FOR UPDATE
 # An acceptance is for one rewind.
 USE_UP = "UPDATE forgotten SET accepted = NULL, accepted_by = NULL WHERE partition_id = $1"
 
+WITHDRAW = """
+    UPDATE forgotten f SET accepted = NULL, accepted_by = NULL FROM ledger l
+    WHERE l.consumer = $1 AND l.topic = $2 AND l.partition = $3 AND f.partition_id = l.partition_id
+"""
+
 # While retention is held, every member asks again and again: a note says as much as those that follow it soon.
 NOTE_ENDS = """
     INSERT INTO log_ends (partition_id, at, log_end)
@@ -114,6 +119,8 @@ async def watermarks(connection: Connection, consumer: str, *, hold: bool = Fals
     With `hold` they stay where they are until the end of the open transaction: for whoever writes down in it that
     something is still needed.
     """
+    if hold:
+        await connection.execute(MAKE_WATERMARKS, consumer)
     rows = await connection.fetch(HOLD_WATERMARKS if hold else WATERMARKS, consumer)
     return {Partition(row["topic"], row["partition"]): Watermark(row["below"], row["accepted"]) for row in rows}
 
@@ -121,6 +128,11 @@ async def watermarks(connection: Connection, consumer: str, *, hold: bool = Fals
 async def accept(connection: Connection, consumer: str, partition: Partition, offset: int, by: str) -> None:
     """An operator accepts that what was forgotten is handled again from this offset on, for one rewind."""
     await connection.execute(ACCEPT, consumer, partition.topic, partition.number, offset, by)
+
+
+async def withdraw(connection: Connection, consumer: str, partition: Partition) -> None:
+    """What an operator has accepted and no rewind has used up does not hold any longer."""
+    await connection.execute(WITHDRAW, consumer, partition.topic, partition.number)
 
 
 async def may_move(connection: Connection, partition_id: int, position: int, offset: int) -> bool:

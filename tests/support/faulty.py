@@ -7,8 +7,11 @@ import contextlib
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from asyncpg import DeadlockDetectedError
 
 from processor import Database, Message, Output, Reject, Unavailable
 
@@ -19,6 +22,7 @@ DOWN = Path(os.environ.get("TEST_DOWN_FILE", "/nonexistent"))
 MANY_THREADS = 64
 
 _left: list[asyncio.Task[None]] = []
+_tries: Counter[str] = Counter()
 
 
 async def apply(message: Message[Any], db: Database) -> Output:
@@ -43,6 +47,9 @@ async def apply(message: Message[Any], db: Database) -> Output:
         case "leave threads behind":
             _left.extend(asyncio.create_task(asyncio.to_thread(_block, 3600)) for _ in range(MANY_THREADS))
             raise Reject("and there is none left for anybody else")
+        case "deadlock twice" if _tries[message.id] < 2:
+            _tries[message.id] += 1
+            raise DeadlockDetectedError("deadlock detected")
         case "call" if _is_down():
             raise Unavailable("as long as the file is there")
     what = message.value["what"]

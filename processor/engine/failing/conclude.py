@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -37,10 +37,17 @@ class Ends:
 
 
 class Conclusion:
-    def __init__(self, settings: Settings, partitions: Partitions, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        partitions: Partitions,
+        cluster: Cluster,
+        adapt: Callable[[BatchResult], None],
+    ) -> None:
         self._settings = settings
         self._partitions = partitions
         self._cluster = cluster
+        self._adapt = adapt  # changes the outputs before it is asked whether their topics exist
         self._halts = settings.failure.policy == "halt"
         self._version = version("kafka-postgres-processor")
         self._max_output = max_output(settings)
@@ -53,6 +60,7 @@ class Conclusion:
         if (exhausted := self._exhausted(batch, ends.failed)) is not None:
             return exhausted
         self._write_letters(result, ends.failed)
+        self._adapt(result)
         return await self._without_topic(batch, result) or ends
 
     def count(self, batch: Batch, ends: Ends) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from processor.engine.job import Job
+from processor.errors import Fenced
 from processor.kafka.fixed import FixedAssignment
 from processor.messages import identity
 from processor.messages.outputs import DEAD_LETTER, message_id
@@ -111,8 +112,10 @@ class ReplayJob(Job):
             mine[partition] += bisect_left(claims.mine, end) - bisect_left(claims.mine, start)
         failed = Counter(record.partition for record in ends.failed)
         undone = Counter(record.partition for record in ends.undone)
-        await replays.count(
+        unfinished = await replays.count(
             connection,
+            self._plan.consumer,
+            self._plan.name,
             [
                 Counted(
                     one.ledger_id,
@@ -124,6 +127,8 @@ class ReplayJob(Job):
                 for one in shares
             ],
         )
+        if not unfinished:
+            raise Fenced(f"the replay {self._plan.name} was cancelled")
 
     def _loud(self, partition: Partition, encoded: EncodedOutputs) -> EncodedOutputs:
         """A copy without the outputs that Kafka has already."""

@@ -47,8 +47,8 @@ class Pace:
             self._next = max(asyncio.get_running_loop().time(), self._next) + records / self._rate
 
     def hold(self, *, held: bool) -> None:
-        """Stand still, or go on."""
-        if held:
+        """Stand still, or go on; once stopped it stands still no more."""
+        if held and not self._stopped.is_set():
             self._free.clear()
         else:
             self._free.set()

@@ -70,12 +70,12 @@ async def find(connection: Connection, settings: Settings, cluster: Cluster, pla
         first, end = (bounds.partitions or {}).get(partition, (bounds.first, bounds.end))
         log, stable = facts.logs[partition], facts.stable[partition]
         if first is None:
-            first = since.get(partition, log.start)
+            first = min(since.get(partition, log.start), stable)
         if end is None:
             end = min(until.get(partition, stable), stable)
         if bounds.clip:
             first, end = min(max(first, log.start), stable), min(max(end, log.start), stable)
-        if first < end or first > stable:
+        if first != end:
             ranges.append(_range(partition, facts, first, end))
     return check(settings, replace(plan, ranges=tuple(ranges)), facts, notes)
 
@@ -122,6 +122,11 @@ def check(settings: Settings, plan: Plan, facts: Facts, notes: Iterable[str] = (
             raise Halt(
                 f"{one.partition}: the topic was deleted and created anew; see `processor topic-recreated "
                 f"{settings.source}`"
+            )
+        if one.first > one.end:
+            raise Refused(
+                f"{one.partition}: begins at {one.first}, behind its end {one.end}; Kafka has the offsets "
+                f"{log.start}-{stable}"
             )
         if one.first < log.start or one.end > stable:
             raise Refused(
@@ -246,6 +251,12 @@ def _about_handlers(settings: Settings, plan: Plan) -> list[str]:
     bare = ", ".join(sorted(type_ for type_, handler in settings.handlers.items() if not handler.inbox))
     if bare and plan.mode is Mode.MISSING:
         warnings.append(f"handlers.{bare} has no inbox: passed over, since nothing says that one is missing")
+    acting = ", ".join(sorted(type_ for type_, handler in settings.handlers.items() if handler.effect))
+    if acting and plan.mode is Mode.MISSING and any(one.silent for one in plan.ranges):
+        warnings.append(
+            f"handlers.{acting} acts on other systems (effect = true): the calls that the database has lost are made "
+            "again, with the same idempotency keys"
+        )
     if plan.mode is Mode.MISSING and settings.failure.policy == "park-key":
         warnings.append("a message that fails in the replay does not park its key; what is parked is left to redrive")
     if plan.mode is Mode.RE_APPLY and plan.outputs and plan.output_topic is None:

@@ -11,7 +11,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from processor.engine.failing.classify import Judge, Kind, failure_of
+from processor.engine.failing.attribute import attribute
+from processor.engine.failing.classify import Judge, Kind, backoff, failure_of
+from processor.engine.failing.outcomes import Again, Culprit, Unattributed
 from processor.errors import SetupError, text_of
 from processor.handling.errors import HandlerError
 from processor.handling.run import BatchRun
@@ -27,6 +29,7 @@ from processor.operations.replay import ranges
 from processor.operations.replay.comparison import Comparer, Comparison
 from processor.operations.replay.run import Moment
 from processor.operations.replay.selection import Selection
+from processor.postgres import sqlstates
 from processor.postgres.claims import Claims
 from processor.postgres.recall import known
 from processor.postgres.session import Session
@@ -97,8 +100,26 @@ class Rehearsal:
         self._stalls = Stalls(settings.failure.timeout_ms / 1000, settings.run.stop_timeout_ms / 1000, Readiness(None))
         self._reader = PartitionReader(settings, Decoder(settings, routes.types))
         self._new: set[bytes] = set()  # keys of messages without a row that came already
+        self._careful: set[str] = set()  # statements that are sent so that an error shows its message
 
     async def run(self, stop: asyncio.Event, watch: Watch) -> None:
+        waking = asyncio.create_task(self._wake(stop))
+        try:
+            await self._run_until(stop, watch)
+        finally:
+            waking.cancel()
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._session.close()
+        self._stalls.close()
+
+    async def _wake(self, stop: asyncio.Event) -> None:
+        """Let whoever waits for records see that it is to stop."""
+        await stop.wait()
+        self._reader.news.set()
+
+    async def _run_until(self, stop: asyncio.Event, watch: Watch) -> None:
         self._stalls.start()
         self._reader.start()
         self._reader.assign(
@@ -126,11 +147,6 @@ class Rehearsal:
             else:
                 await self._reader.news.wait()
             watch(Moment(sum(positions[at] - one.first for at, one in live.items()), self._plan.records, yields=False))
-
-    async def close(self) -> None:
-        await self._reader.close()
-        await self._session.close()
-        self._stalls.close()
 
     async def _process(self, batch: Batch) -> None:
         self._selection.apply(batch)
@@ -166,7 +182,11 @@ class Rehearsal:
         return chosen
 
     async def _handle(self, connection: Connection, records: list[Record]) -> None:
-        """Run the handlers of these, and without one that fails again; in halves if none can be named."""
+        """Run the handlers of these, again without one that fails; in halves if none can be named.
+
+        As in the service, no message is blamed for what a deadlock or an outage did.
+        """
+        tries = 0
         while records:
             await connection.execute("SAVEPOINT part")
             try:
@@ -175,14 +195,22 @@ class Rehearsal:
                 await connection.execute("ROLLBACK TO SAVEPOINT part")
                 if self._session.broken(error.error) or self._judge.kind(error.error) is Kind.OUTAGE:
                     raise SetupError(f"the handlers cannot run: {text_of(error.error)}") from error
-                if error.index is None and len(records) > 1:
-                    middle = len(records) // 2
-                    await self._handle(connection, records[:middle])
-                    records = records[middle:]
-                    continue
-                at = error.index or 0
-                self._failed(records[at], failure_of(error.error, self._judge.kind(error.error)))
-                records = records[:at] + records[at + 1 :]
+                match attribute(error, tries=tries, careful=self._careful, judge=self._judge):
+                    case Again(_, careful_with):
+                        if careful_with is not None:
+                            self._careful.add(careful_with)
+                        tries += 1
+                        await asyncio.sleep(backoff(tries))
+                    case Culprit(at, _):
+                        records = self._without(records, at, error)
+                    case Unattributed() if len(records) > 1:
+                        middle = len(records) // 2
+                        await self._handle(connection, records[:middle])
+                        records = records[middle:]
+                    case Unattributed():
+                        records = self._without(records, 0, error)
+                    case _:  # the connection or the process is at fault
+                        raise
                 continue
             for record in records:
                 if record.failure is None:
@@ -199,17 +227,27 @@ class Rehearsal:
             self._settings,
             self._session,
             self._routes,
-            lambda _, error: failure_of(error, self._judge.kind(error)),
+            lambda _, error: self._final_failure(error),
             batch,
             Claims(list(range(len(records)))),
             effect_of=lambda _: None,
             silent_below={},
-            careful=(),
+            careful=self._careful,
             marker=None,
             stalls=self._stalls,
         )
         result = await run.run()
         return [output for encoded in result.outgoing.values() for output in encoded]
+
+    def _final_failure(self, error: Exception) -> Failure | None:
+        """Return why a message fails while the batch goes on; None if that is not known to be its own fault."""
+        kind = self._judge.kind(error)
+        return None if kind is Kind.OUTAGE or sqlstates.is_passing(error) else failure_of(error, kind)
+
+    def _without(self, records: list[Record], at: int, error: HandlerError) -> list[Record]:
+        """Count this one as failed, and return the others."""
+        self._failed(records[at], failure_of(error.error, self._judge.kind(error.error)))
+        return records[:at] + records[at + 1 :]
 
     def _failed(self, record: Record, failure: Failure) -> None:
         self.report.failed += 1

@@ -23,6 +23,7 @@ from processor.postgres import retention
 if TYPE_CHECKING:
     from processor.kafka.cluster import Cluster
     from processor.messages.positions import CommittedOffset
+    from processor.postgres.replays import Live
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
@@ -71,6 +72,13 @@ def moves(facts: Facts, targets: Mapping[Partition, int], *, despite_forgotten: 
             raise Refused(f"{partition}: Kafka has the offsets {log.start}-{stable}: {target} is not among them")
         if live is not None and live.topic_id != log.topic_id:
             raise Halt(f"{partition}: the topic was deleted and created anew; see `processor topic-recreated`")
+        at = facts.committed[partition]
+        if at is not None and live is not None and target < at.offset and _is_behind(live, at):
+            raise Halt(
+                f"{partition}: the database is behind Kafka's committed offset, {live.position} of {at.offset}: it has "
+                "lost commits, and moved like this they would be taken for new and sent twice; see `processor replay` "
+                "for a restored database"
+            )
         watermark = facts.watermarks.get(partition)
         below = watermark.below if watermark is not None and target < watermark.below else None
         if below is not None and not despite_forgotten:
@@ -78,7 +86,6 @@ def moves(facts: Facts, targets: Mapping[Partition, int], *, despite_forgotten: 
                 f"{partition}: ids of messages below offset {below} have been forgotten (retention): what is done "
                 f"would be done again. Safe: {below}-{stable}. To do so all the same: --despite-forgotten"
             )
-        at = facts.committed[partition]
         if at is None or at.offset != target:
             found.append(
                 Move(
@@ -122,6 +129,14 @@ async def apply(connection: Connection, settings: Settings, cluster: Cluster, fo
             await retention.accept(connection, settings.consumer, one.partition, one.after, by)
     offsets = {one.partition: (one.after, one.after_metadata) for one in found}
     await asyncio.to_thread(cluster.move, offsets)
+    for one in found:  # an earlier reset may have accepted what is not wanted any more
+        if one.forgotten_below is None:
+            await retention.withdraw(connection, settings.consumer, one.partition)
+
+
+def _is_behind(live: Live, at: CommittedOffset) -> bool:
+    """Whether Kafka's offset, which moves after the database, is of work that the database does not have."""
+    return at.ours and (at.epoch or 0) >= live.first_epoch and at.offset > live.position
 
 
 def _metadata(at: CommittedOffset | None) -> str:

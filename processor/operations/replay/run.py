@@ -54,11 +54,6 @@ async def create(connection: Connection, settings: Settings, plan: Plan, by: str
     """Write a replay down; from now on nothing that it needs is forgotten."""
     if not plan.ranges:
         raise Refused("there is nothing to go over: the ranges are empty")
-    if await replays.state(connection, settings.consumer, plan.name) is not None:
-        raise Refused(
-            f"a replay {plan.name} exists already: go on with it by `processor replay resume {settings.source} "
-            f"{plan.name}`, or choose another --name"
-        )
     async with connection.transaction(isolation="read_committed"):
         watermarks = await retention.watermarks(connection, settings.consumer, hold=True)
         for one in plan.ranges:
@@ -66,7 +61,7 @@ async def create(connection: Connection, settings: Settings, plan: Plan, by: str
             safe = watermark is None or one.first >= watermark.below or plan.mode is Mode.RE_APPLY
             if not safe and not plan.despite_forgotten:
                 raise Halt(f"{one.partition}: ids have been forgotten meanwhile: make the plan again")
-        await replays.create(
+        made = await replays.create(
             connection,
             settings.consumer,
             plan.name,
@@ -75,6 +70,11 @@ async def create(connection: Connection, settings: Settings, plan: Plan, by: str
             event("created", by, reason),
             plan.ranges,
         )
+        if not made:
+            raise Refused(
+                f"a replay {plan.name} exists already: go on with it by `processor replay resume {settings.source} "
+                f"{plan.name}`, or choose another --name"
+            )
 
 
 async def load(connection: Connection, consumer: str, name: str) -> Replay:

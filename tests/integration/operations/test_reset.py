@@ -73,3 +73,11 @@ def test_a_reset_below_what_was_forgotten_or_outside_the_log_is_refused_with_wha
     reset(deployed, "--to", "10", "--yes", "--despite-forgotten", "--undo-file", str(tmp_path / "undo.json"))
     accepted = sql.value(deployed.database, "SELECT accepted FROM forgotten")
     assert (deployed.verifier().committed(), accepted) == ({0: 10}, 10)
+    reset(deployed, "--undo", str(tmp_path / "undo.json"), "--yes", "--undo-file", str(tmp_path / "redo.json"))
+    accepted = sql.value(deployed.database, "SELECT accepted FROM forgotten")
+    assert (deployed.verifier().committed(), accepted) == ({0: 50}, None), "a later rewind is not accepted"
+
+    sql.execute(deployed.database, "UPDATE forgotten SET below = 0")
+    for number, (where, offset) in enumerate([(("--to", "30"), 30), (("--latest",), 50), (("--since", "1h"), 0)]):
+        reset(deployed, *where, "--yes", "--undo-file", str(tmp_path / f"undo-{number}.json"))
+        assert deployed.verifier().committed() == {0: offset}

@@ -9,6 +9,7 @@ from benchmarks.distance import Distant
 from benchmarks.growth import ROWS, Point
 from benchmarks.latency import Latency
 from benchmarks.rebalance import Stall
+from benchmarks.replay import MEMORY, SLOWER, Figure
 from benchmarks.results import Ceiling, Results
 from benchmarks.retention import Cycle, Retention
 from benchmarks.soak import Soak
@@ -103,6 +104,18 @@ def test_retention_is_judged_by_neighbouring_stretches_by_its_waits_and_by_sizes
     assert [verdict.ok for verdict in found.values()] == [True, True, True, True, False]
     one.wrong = ["lost"]
     assert list(verdicts.verdicts(Results(retention=one))) == []
+
+
+def test_replays_are_judged_by_their_memory_and_by_what_they_cost_the_service() -> None:
+    found = Results()
+    found.replays = [
+        Figure("replay of what is done", 100.0, "records/s"),
+        Figure(MEMORY, 301.0, "MB"),
+        Figure(SLOWER, 2.0, "×"),
+        Figure(SLOWER, 1.0, "×", ["99 of 100 skipped"]),
+    ]
+    judged = [(verdict.text, verdict.unit, verdict.ok) for verdict in verdicts.verdicts(found)]
+    assert judged == [(MEMORY, "MB", False), (SLOWER, "×", True)]
 
 
 def test_handler_forms_have_their_verdicts_near_and_far() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from processor.cli.arguments import WrongUse
 from processor.cli.replay.options import PlanOptions, RangeOptions
+from processor.errors import Halt
 from processor.kafka.published import Scanned
 from processor.messages.message import Partition
 from processor.messages.outputs import Outgoing
@@ -25,6 +27,7 @@ from tests.support.configuration import settings, toml
 ORDERS = Partition("orders", 0)
 RANGE = Range(ORDERS, "topic-1", 4, 7, 10, 20, 50, 50)
 PLAN = Plan("inventory", "again", Mode.MISSING, (RANGE,), Wanted((b"\xff",), ("T",), ("a",)), rate=2.5)
+ACTING = toml(handlers='OrderPlaced = { call = "handlers.inventory:reserve", effect = true }')
 
 
 def facts(*, committed: CommittedOffset | None = None, position: int = 50, first_epoch: int = 0) -> Facts:
@@ -162,6 +165,47 @@ async def test_a_rate_makes_small_batches_and_waiting_ends_when_it_is_stopped() 
     assert [*waits, pace.waits] == [False, True, False]
 
 
+@pytest.mark.parametrize("mode", [Mode.RE_EMIT, Mode.RE_APPLY, Mode.DRY_RUN])
+def test_handlers_that_act_on_other_systems_are_refused_unless_others_are_chosen(mode: Mode, tmp_path: Path) -> None:
+    plan = replace(PLAN, mode=mode, scope="s" if mode is Mode.RE_APPLY else None)
+    ranges.check(settings(tmp_path, ACTING), plan, facts())
+    with pytest.raises(Refused, match=r"handlers\.OrderPlaced acts on other systems"):
+        ranges.check(settings(tmp_path, ACTING), replace(plan, wanted=Wanted()), facts())
+
+
+async def test_a_replay_that_is_held_waits_for_its_turn_until_it_is_let_go() -> None:
+    pace = Pace(None)
+    pace.hold(held=True)
+    turn = asyncio.create_task(pace.turn())
+    await asyncio.sleep(0)
+    assert (pace.yields, turn.done()) == (True, False)
+    pace.hold(held=False)
+    await turn
+
+
+async def test_a_replay_that_was_stopped_waits_for_nothing_any_more() -> None:
+    pace = Pace(None)
+    pace.hold(held=True)
+    assert pace.waits
+    pace.stop()
+    pace.hold(held=True)
+    await pace.turn()
+    assert not pace.waits
+
+
+def test_a_range_that_begins_behind_its_end_is_refused(tmp_path: Path) -> None:
+    backwards = replace(PLAN, ranges=(replace(RANGE, first=40, end=30),))
+    with pytest.raises(Refused, match="begins at 40, behind its end 30; Kafka has the offsets 5-90"):
+        ranges.check(settings(tmp_path), backwards, facts())
+
+
+@pytest.mark.parametrize("silent_below", [50, 60])
+def test_calls_that_a_restored_database_has_lost_are_announced(silent_below: int, tmp_path: Path) -> None:
+    acting = settings(tmp_path, ACTING)
+    plan = ranges.check(acting, replace(PLAN, ranges=(replace(RANGE, end=60, silent_below=silent_below),)), facts())
+    assert any("are made again" in warning for warning in plan.warnings) is (silent_below > 50)
+
+
 def test_outputs_are_compared_by_id_and_a_repeat_of_a_replay_counts_as_the_same() -> None:
     compared = Comparer()
     compared.processed(b"\x01", "same")
@@ -174,6 +218,24 @@ def test_outputs_are_compared_by_id_and_a_repeat_of_a_replay_counts_as_the_same(
         compared.sent(Scanned("out", b"k", value, (("message-id", b"0%d-0" % number), ("replay", b"again"))))
     found = compared.result()
     assert (found.same, found.different) == (1, {"changed": 1, "gone": 1, "new": 1})
+
+
+@pytest.mark.parametrize(
+    ("offset", "text", "first_epoch", "refused"),
+    [
+        (70, metadata(3), 0, True),
+        (50, metadata(3), 0, False),
+        (70, "moved by hand", 0, False),
+        (70, metadata(3), 4, False),  # of an earlier topic
+        (20, metadata(3), 0, False),  # it has moved on since
+    ],
+)
+def test_a_reset_does_not_hide_that_the_database_has_lost_commits(
+    offset: int, text: str, first_epoch: int, *, refused: bool
+) -> None:
+    found = facts(committed=CommittedOffset(offset, text), first_epoch=first_epoch)
+    with pytest.raises(Halt, match="lost commits") if refused else nullcontext():
+        reset.moves(found, {ORDERS: 30}, despite_forgotten=False)
 
 
 def test_a_reset_notes_what_was_published_and_names_what_it_would_change() -> None:

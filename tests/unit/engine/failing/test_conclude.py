@@ -33,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def conclusion(partitions: Partitions, cluster: Cluster = UNUSED, **failure: Any) -> Conclusion:
-    return Conclusion(settings(failure=failure), partitions, cluster)
+    return Conclusion(settings(failure=failure), partitions, cluster, lambda _: None)
 
 
 def all_of(batch: Batch) -> Claims:
