@@ -261,7 +261,7 @@ def _forgotten(report: Report) -> list[str]:
     forgetting = report.forgetting
     if forgetting is None:
         return []
-    parts = ["off" if forgetting.span is None else f"{age(forgetting.span.total_seconds())} after they were last seen"]
+    parts = ["off" if forgetting.span is None else age(forgetting.span.total_seconds())]
     if forgetting.round is not None:
         parts.append(_round(forgetting.round, report.at))
     elif forgetting.span is not None:
@@ -277,7 +277,7 @@ def _forgotten(report: Report) -> list[str]:
 def _round(one: Latest, now: datetime) -> str:
     if one.finished_at is None:
         began = age((now - one.began_at).total_seconds())
-        return f"a round is under way since {began}: page {min(one.page, one.pages)} of {one.pages}"
+        return f"a round began {began} ago and is at page {min(one.page, one.pages)} of {one.pages}"
     rows = "" if one.deleted is None else f", {counted(one.deleted, 'row')} deleted"
     return f"last round ended {age((now - one.finished_at).total_seconds())} ago{rows}"
 

@@ -60,7 +60,7 @@ async def test_message_that_was_duplicated_failed_redriven_and_replayed_is_told_
         ("output", f"{out}:0:2"),
         ("duplicate", f"{b.input}:1:0"),
         ("collision", f"{b.input}:0:3"),
-        ("output", f"{out}:0:{await replayed(b, out, '--partition', '0:1-2', '--name', 'again')}"),
+        ("output", f"{out}:0:{await replayed(b, out, '--mode', 're-emit', '--partition', '0:1-2', '--name', 'again')}"),
     ]
     by_id = await traced(b, "m")
     (story,) = by_id["messages"]
@@ -85,11 +85,11 @@ async def test_message_that_was_duplicated_failed_redriven_and_replayed_is_told_
 
 
 async def replayed(bench: Bench, topic: str, *arguments: str) -> int:
-    """Send the outputs of a range again, in a process of its own; return where the one output is."""
+    """Replay one message, in a process of its own; return the offset of its output."""
     again = bench.config.with_suffix(".again.toml")
     again.write_text(bench.config.read_text().replace("handlers:planned", "faulty:apply"))
     before = await asyncio.to_thread(read_all, bench.bootstrap_servers, topic)
-    words = ("replay", "start", str(again), "--mode", "re-emit", *arguments, "--execute", "--json")
+    words = ("replay", "start", str(again), *arguments, "--execute", "--json")
     environ = {"TEST_OUTPUT_TOPIC": topic}
     done = await asyncio.to_thread(processor, PROJECT, *words, environ=environ)
     assert done.returncode == 0, done
@@ -105,7 +105,8 @@ async def test_what_a_replay_sent_long_afterwards_is_found_when_and_where_it_was
     b.send(messages("m"))
     await b.run_until_done()
     other = topics("elsewhere")
-    offset = await replayed(b, other, "--all", "--name", "late", "--output-topic", other)
+    elsewhere = ("--mode", "re-apply", "--scope", "late", "--output-topic", other)
+    offset = await replayed(b, other, *elsewhere, "--all", "--name", "late")
     await b.execute("UPDATE inbox SET received_at = received_at - interval '1 day'")
     deleted = b.admin.delete_records([TopicPartition(b.input, 0, 1)])
     await asyncio.gather(*map(asyncio.wrap_future, deleted.values()))
