@@ -18,7 +18,8 @@ from processor.cli.deployment import load
 from processor.cli.output import Format, Output, age, as_table, counted, print_json, print_line, safe
 from processor.errors import Halt, SetupError
 from processor.operations.judging import PartitionStatus
-from processor.operations.status import Observer, Report, Target
+from processor.operations.status import Forgetting, Observer, Report, Target
+from processor.postgres.pruning import Latest
 from processor.settings.schema import Settings
 
 TITLES = (
@@ -29,6 +30,8 @@ TITLES = (
 WIDE_COLUMNS, LESS_TELLING = 130, ("position", "end", "committed", "epoch", "owner")
 COLOURS = {"running": "green", "halted": "bold red", "recovering": "yellow", "outage": "yellow", "retry": "yellow"}
 COLOURS |= {"no owner": "red", "unowned": "red", "unknown": "red"}
+# So many are named in a line.
+WATERMARKS = 8
 # How often to look while waiting: the cheapest of two evils, as each look asks both servers.
 WAIT_SECONDS = 0.5
 
@@ -159,9 +162,24 @@ def as_json(report: Report) -> dict[str, Any]:
         "partitions": report.partitions,
         "inbox": {one.status: {"rows": one.rows, "oldest": one.oldest} for one in report.inbox},
         "inbox_estimate": completed and completed._asdict(),
+        "retention": _retention_as_json(report.forgetting),
+        "replays": report.replays,
         "slots": report.slots,
         "members": report.members,
         "unreachable": {name: why for name, why in (("postgres", report.postgres), ("kafka", report.kafka)) if why},
+    }
+
+
+def _retention_as_json(forgetting: Forgetting | None) -> dict[str, Any] | None:
+    if forgetting is None:
+        return None
+    return {
+        "span_seconds": forgetting.span and forgetting.span.total_seconds(),
+        "round": forgetting.round,
+        "watermarks": [
+            {"topic": at.topic, "partition": at.number, "below": one.below, "accepted": one.accepted}
+            for at, one in sorted(forgetting.watermarks.items())
+        ],
     }
 
 
@@ -221,7 +239,8 @@ def _foot(report: Report) -> list[str]:
         + ("" if one.oldest is None else f" (oldest {age((report.at - one.oldest).total_seconds())})")
         for one in report.inbox
     ]
-    return [f"inbox: {', '.join(parts) or 'nothing failed, parked or pending'}", *_estimated(report)]
+    inbox = f"inbox: {', '.join(parts) or 'nothing failed, parked or pending'}"
+    return [inbox, *_estimated(report), *_forgotten(report), *_replays(report)]
 
 
 def _estimated(report: Report) -> list[str]:
@@ -235,6 +254,39 @@ def _estimated(report: Report) -> list[str]:
         "" if estimate.oldest is None else f", the oldest about {age((report.at - estimate.oldest).total_seconds())}"
     )
     return [f"completed: about {estimate.rows} rows{shared}{oldest} (by Postgres' statistics, not counted)"]
+
+
+def _forgotten(report: Report) -> list[str]:
+    """Retention: what it is set to, its round, and below which offsets ids may be forgotten."""
+    forgetting = report.forgetting
+    if forgetting is None:
+        return []
+    parts = ["off" if forgetting.span is None else age(forgetting.span.total_seconds())]
+    if forgetting.round is not None:
+        parts.append(_round(forgetting.round, report.at))
+    elif forgetting.span is not None:
+        parts.append("no round yet")
+    lines = [f"retention: {', '.join(parts)}"]
+    below = [f"{at} {one.below}" for at, one in sorted(forgetting.watermarks.items()) if one.below]
+    if below:
+        more = f" and {len(below) - WATERMARKS} more (-o json has all)" if len(below) > WATERMARKS else ""
+        lines.append(f"forgotten below: {', '.join(below[:WATERMARKS])}{more}")
+    return lines
+
+
+def _round(one: Latest, now: datetime) -> str:
+    if one.finished_at is None:
+        began = age((now - one.began_at).total_seconds())
+        return f"a round began {began} ago and is at page {min(one.page, one.pages)} of {one.pages}"
+    rows = "" if one.deleted is None else f", {counted(one.deleted, 'row')} deleted"
+    return f"last round ended {age((now - one.finished_at).total_seconds())} ago{rows}"
+
+
+def _replays(report: Report) -> list[str]:
+    return [
+        f"replay {one.name}: {one.mode}, {one.state}, {one.offsets_done} of {counted(one.offsets, 'offset')}"
+        for one in report.replays
+    ]
 
 
 def _number(value: int | None) -> str:

@@ -55,12 +55,12 @@ def trace(
     ] = 10.0,
     output: Output,
 ) -> None:
-    """Tell the story of a message in order: where it came in, each failure, outputs, dead letter, redrives, duplicates.
+    """Tell the story of a message in order: where it came in, each failure, outputs, dead letter, redrives, replays.
 
     The inbox is asked, and Kafka is read: the input topics from one minute
     before the message was first seen, output and dead-letter topics around
-    each moment at which something happened to it. What was not looked at is
-    said. It only reads.
+    each moment at which something happened to it, or a replay went over it.
+    What was not looked at is said. It only reads.
 
     \b
     processor trace shop.toml order-4711

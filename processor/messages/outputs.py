@@ -36,6 +36,7 @@ CAUSATION_ID = "causation-id"
 CORRELATION_ID = "correlation-id"
 TRACEPARENT = "traceparent"
 TYPE = "type"
+REPLAY = "replay"  # its name, in what a replay has sent
 
 # Bytes that Kafka's format adds to a header: two lengths of at most five bytes each.
 HEADER_OVERHEAD = 10

@@ -15,6 +15,9 @@ from processor.messages.message import Partition
 if TYPE_CHECKING:
     from processor.kafka.logs import End, Head
     from processor.messages.positions import CommittedOffset
+    from processor.postgres.pruning import Latest
+    from processor.postgres.replays import UnderWay
+    from processor.postgres.retention import Watermark
     from processor.postgres.standing import Estimate, Noted, Rows, Standing
 
 RUNNING, UNOWNED, NO_OWNER, UNKNOWN = "running", "unowned", "no owner", "unknown"
@@ -31,6 +34,9 @@ class InDatabase:
     slots: list[int] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     estimate: Estimate | None = None
+    watermarks: dict[Partition, Watermark] = field(default_factory=dict)
+    round: Latest | None = None
+    replays: list[UnderWay] = field(default_factory=list)
 
 
 @dataclass(slots=True)

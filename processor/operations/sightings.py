@@ -17,7 +17,7 @@ from processor.kafka.scan import Scan
 from processor.messages import identity
 from processor.messages.decode import Decoder
 from processor.messages.message import Headers, Partition, last_header
-from processor.messages.outputs import CAUSATION_ID, MESSAGE_ID
+from processor.messages.outputs import CAUSATION_ID, MESSAGE_ID, REPLAY
 from processor.messages.record import Reading
 from processor.messages.types import MessageTypes
 
@@ -57,15 +57,15 @@ class Span:
     end: datetime | None = None
 
 
-def around(moments: Iterable[datetime]) -> list[Span]:
-    """The stretches around these moments, those that touch made one."""
+def around(moments: Iterable[datetime], times: Iterable[tuple[datetime, datetime]] = ()) -> list[Span]:
+    """The stretches around these moments, and what lasted from one time to another; those that touch made one."""
     spans: list[Span] = []
-    for moment in sorted(moments):
-        last = spans[-1] if spans else None
-        if last is not None and last.end is not None and moment - BEFORE <= last.end:
-            spans[-1] = Span(last.begin, moment + AFTER)
+    for first, last in sorted([*((moment, moment) for moment in moments), *times]):
+        before = spans[-1] if spans else None
+        if before is not None and before.end is not None and first - BEFORE <= before.end:
+            spans[-1] = Span(before.begin, max(before.end, last + AFTER))
         else:
-            spans.append(Span(moment - BEFORE, moment + AFTER))
+            spans.append(Span(first - BEFORE, last + AFTER))
     return spans
 
 
@@ -113,17 +113,19 @@ class Search:
 
         def about(partition: Partition, message: Any) -> Sighting | None:
             headers = _headers(message)
+            replay = {"replay": name} if (name := _text(last_header(headers, REPLAY))) else {}
             cause, letter_of = (_text(last_header(headers, name)) for name in (CAUSATION_ID, "dlq-message-id"))
             if letter_of in keys and _text(last_header(headers, "dlq-consumer")) == consumer:
                 names = ("class", "reason", "error", "attempts")
                 notes = {name: _text(last_header(headers, f"dlq-{name}")) or "" for name in names}
-                return _sighting(str(letter_of), partition, message, "letter", {k: v for k, v in notes.items() if v})
+                notes = {name: text for name, text in notes.items() if text} | replay
+                return _sighting(str(letter_of), partition, message, "letter", notes)
             if cause in keys and letter_of is None:
                 own = _text(last_header(headers, MESSAGE_ID)) or ""
                 ours = _OURS.fullmatch(own)
                 if ours is None or ours[1] == keys[cause]:
                     type_ = _text(last_header(headers, "type"))
-                    return _sighting(cause, partition, message, "output", {"type": type_} if type_ else {})
+                    return _sighting(cause, partition, message, "output", ({"type": type_} if type_ else {}) | replay)
             return None
 
         return self._search(topics, spans, about)

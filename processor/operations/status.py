@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from processor.errors import ProcessorError, SetupError
@@ -18,9 +18,12 @@ from processor.kafka.logs import Logs
 from processor.messages.message import Partition
 from processor.operations import judging
 from processor.operations.judging import InDatabase, InKafka, PartitionStatus
-from processor.postgres import connections, standing
+from processor.postgres import connections, pruning, replays, retention, standing
 
 if TYPE_CHECKING:
+    from processor.postgres.pruning import Latest
+    from processor.postgres.replays import UnderWay
+    from processor.postgres.retention import Watermark
     from processor.postgres.standing import Estimate, Standing
     from processor.settings.schema import Settings
 
@@ -39,6 +42,15 @@ class StatusRows:
     oldest: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    """How far messages have been forgotten."""
+
+    span: timedelta | None  # how long they are remembered; None for ever
+    round: Latest | None  # through the inbox; None if there never was one
+    watermarks: dict[Partition, Watermark]
+
+
 @dataclass(slots=True)
 class Report:
     consumer: str
@@ -46,6 +58,8 @@ class Report:
     partitions: list[PartitionStatus]
     inbox: list[StatusRows] = field(default_factory=list)  # what is not completed
     completed: Estimate | None = None  # of all consumers that share the inbox, by Postgres' statistics
+    forgetting: Forgetting | None = None
+    replays: list[UnderWay] = field(default_factory=list)  # those that have not ended
     slots: list[int] = field(default_factory=list)  # leased by living processes
     members: int | None = None  # of the group, as the brokers count them
     postgres: str | None = None  # why Postgres could not be asked
@@ -122,7 +136,8 @@ class Observer:
         report = Report(self._settings.consumer, now, partitions, postgres=no_database, kafka=no_kafka)
         if database is not None:
             report.inbox = [StatusRows(*one) for one in judging.by_status(database.rows)]
-            report.completed, report.slots = database.estimate, database.slots
+            report.completed, report.slots, report.replays = database.estimate, database.slots, database.replays
+            report.forgetting = Forgetting(self._settings.retention.span, database.round, database.watermarks)
         if kafka is not None:
             report.members = kafka.members
         return report
@@ -142,6 +157,9 @@ class Observer:
                 await standing.slots(db, consumer),
                 await standing.unfinished(db, ids),
                 await standing.estimate(db),
+                await retention.watermarks(db, consumer),
+                await pruning.latest(db, consumer),
+                await replays.under_way(db, consumer),
             )
 
     def _in_kafka(self, standings: dict[Partition, Standing]) -> InKafka:

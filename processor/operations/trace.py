@@ -7,20 +7,21 @@ and what was sent because of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from processor.errors import SetupError
+from processor.messages.message import Partition
 from processor.operations import names
 from processor.operations.sightings import Search, Sighting, Span, around
-from processor.postgres import dead_letters, look_up
+from processor.postgres import dead_letters, look_up, replays
 from processor.postgres.dead_letters import Filter
 from processor.postgres.look_up import Place, Wanted
 
 if TYPE_CHECKING:
-    from processor.messages.message import Partition
+    from processor.postgres.replays import Progress
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
@@ -59,6 +60,21 @@ class _Subject:
     id: str
     row: dict[str, Any] | None
     deliveries: list[Sighting] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """A replay: when it was worked on, where it may have sent outputs, and what it is about."""
+
+    begin: datetime
+    end: datetime
+    topic: str | None  # instead of those that handlers name
+    ranges: Sequence[Progress]
+
+    def went_over(self, places: Collection[tuple[Partition, int]]) -> bool:
+        return any(
+            one.partition == at and one.first <= offset < one.end for one in self.ranges for at, offset in places
+        )
 
 
 class Tracer:
@@ -113,6 +129,16 @@ class Tracer:
         told.more = max(0, len({*subjects, *(one.message_id for one in deliveries)}) - MESSAGES)
         return told
 
+    async def _replays(self) -> list[_Replayed]:
+        now = datetime.now(UTC)
+        found = []
+        for one in await replays.find(self._db, self._settings.consumer):
+            times = [at for event in one.history if (at := _time(event.get("at"))) is not None]
+            if times:
+                end = now if one.state in replays.UNFINISHED else max(times)
+                found.append(_Replayed(min(times), end, one.plan.get("output_topic"), one.ranges))
+        return found
+
     async def _subject(self, delivery: Sighting) -> _Subject:
         """The message that a delivery is one of. A collision has a row of its own, under id and coordinates."""
         topic_id = self._search.topic_id(delivery.partition.topic)
@@ -130,8 +156,11 @@ class Tracer:
             begin = min(moments) - MARGIN
             deliveries = await asyncio.to_thread(self._search.deliveries, Span(begin), ids)
             moments += [one.at for one in deliveries if one.at is not None]
-            spans = around(moments)
-            sent = await asyncio.to_thread(self._search.outputs, self._topics, spans, ids)
+            places = {place for one in subjects for place in _places(one)}
+            again = [one for one in await self._replays() if one.went_over({*places, *map(_place, deliveries)})]
+            spans = around(moments, [(one.begin, one.end) for one in again])
+            topics = dict.fromkeys([*self._topics, *(one.topic for one in again if one.topic is not None)])
+            sent = await asyncio.to_thread(self._search.outputs, topics, spans, ids)
         else:
             deliveries, sent = [], []
         if not self._declared:
@@ -157,6 +186,17 @@ def _plain(subject: _Subject) -> str:
         before, tilde, _ = subject.id.rpartition(f"~{row['topic']}:")
         return before if tilde else subject.id
     return subject.id
+
+
+def _place(one: Sighting) -> tuple[Partition, int]:
+    return one.partition, one.offset
+
+
+def _places(subject: _Subject) -> list[tuple[Partition, int]]:
+    """Where it is known to be in the input."""
+    row = subject.row
+    home = [] if row is None else [(Partition(row["topic"], row["partition"]), row["offset"])]
+    return [*home, *map(_place, subject.deliveries)]
 
 
 def _moments(subject: _Subject) -> list[datetime]:

@@ -24,11 +24,17 @@ ANY_OFFSET = 2**63 - 1
 ELECT = "SELECT pg_try_advisory_lock($1)"
 RESIGN = "SELECT pg_advisory_unlock($1)"
 
+PAGES = "SELECT pg_relation_size('inbox') / current_setting('block_size')::bigint"
+
 STANDING = """
     SELECT page, finished_at IS NULL AS under_way,
            extract(epoch FROM clock_timestamp() - began_at)::float8 AS seconds
     FROM pruning WHERE consumer = $1
 """
+
+LATEST = f"""
+    SELECT began_at, finished_at, deleted, page, ({PAGES}) AS pages FROM pruning WHERE consumer = $1
+"""  # noqa: S608 - a constant of ours
 
 # Waits for a step of the one before, and shuts out its later ones.
 TAKE = """
@@ -49,8 +55,6 @@ UNHURRIED = """
     SELECT set_config('lock_timeout', $1, true),
            set_config('synchronous_commit', CASE WHEN $2 THEN 'on' ELSE 'off' END, true)
 """
-
-PAGES = "SELECT pg_relation_size('inbox') / current_setting('block_size')::bigint"
 
 PARTITIONS = """
     SELECT topic, partition, topic_id, partition_id, former, next_offset, owner FROM ledger
@@ -103,6 +107,17 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Latest:
+    """The present round of a consumer, or its last one, for somebody who only looks."""
+
+    began_at: datetime
+    finished_at: datetime | None  # None while it is under way
+    deleted: int | None  # rows, in the last round that ended
+    page: int  # where it goes on
+    pages: int  # of the inbox
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """Which rows may go: those at these positions that were last seen before the time."""
 
@@ -127,6 +142,12 @@ async def resign(connection: Connection, consumer: str) -> None:
 async def standing(connection: Connection, consumer: str) -> Standing | None:
     row = await connection.fetchrow(STANDING, consumer)
     return Standing(**row) if row is not None else None
+
+
+async def latest(connection: Connection, consumer: str) -> Latest | None:
+    """None if there never was a round."""
+    row = await connection.fetchrow(LATEST, consumer)
+    return Latest(**row) if row is not None else None
 
 
 async def partitions(connection: Connection, consumer: str) -> list[Known]:

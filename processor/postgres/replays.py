@@ -57,6 +57,16 @@ RANGES = """
     WHERE r.consumer = $1 AND ($2::text IS NULL OR r.name = $2) ORDER BY r.name, l.topic, l.partition
 """
 
+UNDER_WAY = """
+    SELECT p.name, p.state, p.plan ->> 'mode' AS mode,
+           coalesce(sum(least(l.next_offset, r.end_offset) - r.first_offset), 0)::bigint AS offsets_done,
+           coalesce(sum(r.end_offset - r.first_offset), 0)::bigint AS offsets
+    FROM replays p
+    LEFT JOIN replay_ranges r ON r.consumer = p.consumer AND r.name = p.name
+    LEFT JOIN ledger l ON l.partition_id = r.partition_id
+    WHERE p.consumer = $1 AND p.state = ANY ($2::text[]) GROUP BY p.consumer, p.name ORDER BY p.name
+"""
+
 STATE = "SELECT state FROM replays WHERE consumer = $1 AND name = $2"
 
 # Only a state that may be left is left: a second finger on the button changes nothing.
@@ -139,6 +149,17 @@ class Replay:
     ranges: Sequence[Progress]
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A replay that has not ended, in short."""
+
+    name: str
+    state: str
+    mode: str
+    offsets_done: int
+    offsets: int  # in all its ranges
+
+
 class Counted(NamedTuple):
     """What a batch has come to in one partition."""
 
@@ -213,6 +234,11 @@ async def find(connection: Connection, consumer: str, name: str | None = None) -
         )
         for row in await connection.fetch(FIND, consumer, name)
     ]
+
+
+async def under_way(connection: Connection, consumer: str) -> list[UnderWay]:
+    """Return the replays that have not ended, active or paused."""
+    return [UnderWay(**row) for row in await connection.fetch(UNDER_WAY, consumer, list(UNFINISHED))]
 
 
 async def state(connection: Connection, consumer: str, name: str) -> str | None:

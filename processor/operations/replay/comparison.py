@@ -16,8 +16,7 @@ import orjson
 
 from processor.messages import wire
 from processor.messages.message import last_header
-from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID
-from processor.operations.replay.job import HEADER
+from processor.messages.outputs import CAUSATION_ID, CORRELATION_ID, MESSAGE_ID, REPLAY
 
 if TYPE_CHECKING:
     from processor.kafka.published import Scanned
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 10
 # Headers that follow from the cause, or say that a replay sent it.
-_ITS_OWN = (MESSAGE_ID, CAUSATION_ID, CORRELATION_ID, HEADER)
+_ITS_OWN = (MESSAGE_ID, CAUSATION_ID, CORRELATION_ID, REPLAY)
 
 
 class Difference(StrEnum):

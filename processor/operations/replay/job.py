@@ -15,7 +15,7 @@ from processor.engine.job import Job
 from processor.errors import Fenced
 from processor.kafka.fixed import FixedAssignment
 from processor.messages import identity
-from processor.messages.outputs import DEAD_LETTER, message_id
+from processor.messages.outputs import DEAD_LETTER, REPLAY, message_id
 from processor.operations.replay.plan import Mode, Plan, ledger_name
 from processor.operations.replay.selection import Selection
 from processor.postgres import replays
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from processor.postgres.session import Connection
     from processor.settings.schema import Settings
 
-# The header of a replay's outputs, with its name.
-HEADER = "replay"
-
 
 class ReplayJob(Job):
     bounded = True
@@ -54,7 +51,7 @@ class ReplayJob(Job):
         self._ranges = {one.partition: one for one in plan.ranges}
         self._live_key_of = identity.inbox_key(plan.consumer)
         self._selection = Selection(settings, plan)
-        self._header = ((HEADER, plan.name.encode()),)
+        self._header = ((REPLAY, plan.name.encode()),)
 
     def membership(self, reader: PartitionReader) -> FixedAssignment:
         ends = {partition: one.end for partition, one in self._ranges.items()}

@@ -20,7 +20,9 @@ from confluent_kafka import Producer
 from processor import Unavailable
 from processor.engine import housekeeping
 from processor.errors import Halt
-from processor.postgres import slots
+from processor.messages.message import Partition
+from processor.postgres import replays, slots
+from processor.postgres.replays import Range
 from processor.stack import Stack
 from tests.integration.conftest import MakeBench
 from tests.support import handlers, sql
@@ -202,6 +204,64 @@ async def test_what_a_dead_or_former_owner_has_written_down_is_not_taken_for_the
         assert shown()[0] == "running", "of the time before the epoch was raised"
         assert json.loads(processor(shop.folder, "status", "shop.toml", "--json").stdout)["slots"] == [0]
     assert shown()[0] == "no owner"
+
+
+ROUND = """
+    INSERT INTO pruning (consumer, owner, began_at, page, finished_at, deleted)
+    VALUES ($1, 'me', now() - interval '20 minutes', 7, now() - interval '10 minutes', 3)
+"""
+
+
+def replay_is_made(shop: Shop, name: str, state: str) -> None:
+    """Over ten offsets of each partition, four of them done."""
+    ranges = [
+        Range(Partition(shop.topic, number), "id", 2, source, 5, 15, 15, 15)
+        for number, source in enumerate(shop.sources)
+    ]
+    plan, made = {"mode": "re-emit"}, {"at": "2025-01-01T00:00:00+00:00", "event": "created"}
+    ledger = f"{shop.consumer}.replay.{name}"
+    sql.connected(shop.database, lambda db: replays.create(db, shop.consumer, name, ledger, plan, made, ranges))
+    sql.execute(shop.database, "UPDATE ledger SET next_offset = 9 WHERE consumer = $1", ledger)
+    sql.execute(shop.database, "UPDATE replays SET state = $2 WHERE name = $1", name, state)
+
+
+def test_status_shows_how_far_messages_are_forgotten_and_the_replays_that_have_not_ended(shop: Shop) -> None:
+    def shown() -> list[str]:
+        return processor(shop.folder, "status", "shop.toml").stdout.splitlines()
+
+    def found() -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(processor(shop.folder, "status", "shop.toml", "--json").stdout)
+        return parsed
+
+    nothing = found()
+    assert nothing["retention"] == {"span_seconds": 7 * 86_400.0, "round": None, "watermarks": []}
+    assert nothing["replays"] == []
+    assert shown()[-1] == "retention: 7 d, no round yet"
+
+    sql.execute(shop.database, "INSERT INTO forgotten (partition_id, below) VALUES ($1, 0), ($2, 120)", *shop.sources)
+    sql.execute(shop.database, ROUND, shop.consumer)
+    for name, state in (("a", "active"), ("b", "paused"), ("c", "cancelled"), ("d", "finished")):
+        replay_is_made(shop, name, state)
+    assert shown()[-4:] == [
+        "retention: 7 d, last round ended 10 m ago, 3 rows deleted",
+        f"forgotten below: {shop.topic}[1] 120",
+        "replay a: re-emit, active, 8 of 20 offsets",
+        "replay b: re-emit, paused, 8 of 20 offsets",
+    ]
+    told = found()
+    assert [(one["partition"], one["below"]) for one in told["retention"]["watermarks"]] == [(0, 0), (1, 120)]
+    assert told["retention"]["round"]["deleted"] == 3
+    assert told["replays"][0] == {"name": "a", "state": "active", "mode": "re-emit", "offsets_done": 8, "offsets": 20}
+    assert {one["topic"] for one in told["partitions"]} == {shop.topic}
+    assert len(told["partitions"]) == 2, "a replay's positions are none of the live service"
+
+    shop.row("a", 1)  # the inbox has a page
+    sql.execute(shop.database, "UPDATE pruning SET finished_at = NULL, page = 0")
+    assert "retention: 7 d, a round began 20 m ago and is at page 0 of 1" in shown()
+    with (shop.folder / "shop.toml").open("a") as file:
+        file.write("\n[retention]\ndays = 0\n")
+    sql.execute(shop.database, "DELETE FROM pruning")
+    assert "retention: off" in shown()
 
 
 async def test_scripts_can_wait_until_all_is_done_or_the_lag_is_small(bench: MakeBench) -> None:

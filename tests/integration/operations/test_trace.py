@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
+
+from confluent_kafka import TopicPartition
 
 from processor import Reject, Retry
 from tests.conftest import Topics
@@ -12,6 +15,7 @@ from tests.support import handlers
 from tests.support.bench import Bench, Sent
 from tests.support.command import processor, processor_beside
 from tests.support.deployments import PROJECT
+from tests.support.reading import read_all
 from tests.support.scenes import messages, redrive
 from tests.support.shop import Shop
 
@@ -29,7 +33,7 @@ def told(story: dict[str, Any]) -> list[tuple[str, str | None]]:
     return [(event["event"], event["place"]) for event in story["events"]]
 
 
-async def test_message_that_was_duplicated_failed_and_redriven_is_told_in_order_by_id_key_and_place(
+async def test_message_that_was_duplicated_failed_redriven_and_replayed_is_told_in_order_by_id_key_and_place(
     bench: MakeBench, topics: Topics
 ) -> None:
     dead = topics("dead")
@@ -56,12 +60,14 @@ async def test_message_that_was_duplicated_failed_and_redriven_is_told_in_order_
         ("output", f"{out}:0:2"),
         ("duplicate", f"{b.input}:1:0"),
         ("collision", f"{b.input}:0:3"),
+        ("output", f"{out}:0:{await replayed(b, out, '--mode', 're-emit', '--partition', '0:1-2', '--name', 'again')}"),
     ]
     by_id = await traced(b, "m")
     (story,) = by_id["messages"]
     assert told(story) == expected
     assert (story["inbox"]["status"], story["inbox"]["attempts"]) == ("completed", 3)
     by_name = {event["event"]: event for event in story["events"]}
+    assert [event.get("replay") for event in story["events"] if event["event"] == "output"] == [None, "again"]
     assert by_name["failed"]["reason"] == by_name["dead letter"]["reason"] == "rejected"
     assert by_name["retried"]["class"] == "transient"
     assert "@" in by_name["redriven"]["by"]
@@ -76,6 +82,41 @@ async def test_message_that_was_duplicated_failed_and_redriven_is_told_in_order_
     assert lines[0] == "m: completed, attempts 3"
     assert len(lines) == 1 + len(expected)
     assert f"not looked at: {out} outside of " in shown.stderr
+
+
+async def replayed(bench: Bench, topic: str, *arguments: str) -> int:
+    """Replay one message, in a process of its own; return the offset of its output."""
+    again = bench.config.with_suffix(".again.toml")
+    again.write_text(bench.config.read_text().replace("handlers:planned", "faulty:apply"))
+    before = await asyncio.to_thread(read_all, bench.bootstrap_servers, topic)
+    words = ("replay", "start", str(again), *arguments, "--execute", "--json")
+    environ = {"TEST_OUTPUT_TOPIC": topic}
+    done = await asyncio.to_thread(processor, PROJECT, *words, environ=environ)
+    assert done.returncode == 0, done
+    after = await asyncio.to_thread(read_all, bench.bootstrap_servers, topic)
+    assert len(after) == len(before) + 1
+    return int(after[-1].offset() or 0)
+
+
+async def test_what_a_replay_sent_long_afterwards_is_found_when_and_where_it_was_sent(
+    bench: MakeBench, topics: Topics
+) -> None:
+    b = bench({"T": {"call": "planned"}})
+    b.send(messages("m"))
+    await b.run_until_done()
+    other = topics("elsewhere")
+    elsewhere = ("--mode", "re-apply", "--scope", "late", "--output-topic", other)
+    offset = await replayed(b, other, *elsewhere, "--all", "--name", "late")
+    await b.execute("UPDATE inbox SET received_at = received_at - interval '1 day'")
+    deleted = b.admin.delete_records([TopicPartition(b.input, 0, 1)])
+    await asyncio.gather(*map(asyncio.wrap_future, deleted.values()))
+    (story,) = (await traced(b, "m"))["messages"]
+    assert told(story) == [
+        ("came in", f"{b.input}:0:0"),
+        ("completed", None),
+        ("output", f"{other}:0:{offset}"),
+    ]
+    assert story["events"][-1]["replay"] == "late"
 
 
 async def test_what_was_not_looked_at_is_said(bench: MakeBench) -> None:
