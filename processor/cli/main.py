@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -83,6 +84,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? rather than a traceback
+    # A script starts its background jobs with SIGINT ignored; one that is sent to a command all the same means it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(prog_name="processor")
     except ProcessorError as error:
