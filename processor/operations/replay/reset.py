@@ -128,7 +128,12 @@ async def apply(connection: Connection, settings: Settings, cluster: Cluster, fo
         if one.forgotten_below is not None:
             await retention.accept(connection, settings.consumer, one.partition, one.after, by)
     offsets = {one.partition: (one.after, one.after_metadata) for one in found}
-    await asyncio.to_thread(cluster.move, offsets)
+    try:
+        await asyncio.to_thread(cluster.move, offsets)
+    except SetupError:
+        for one in found:
+            await retention.withdraw(connection, settings.consumer, one.partition)
+        raise
     for one in found:  # an earlier reset may have accepted what is not wanted any more
         if one.forgotten_below is None:
             await retention.withdraw(connection, settings.consumer, one.partition)
