@@ -362,6 +362,7 @@ class Loop:
         """Recover the partitions that are in trouble; the others go on."""
         affected = set(used)
         await self._transactions.rest()
+        self._intake.look_for_the_group()  # without brokers, the publication under way takes long to give up
         try:
             await self._publishing.finish()
         except Trouble:

@@ -91,7 +91,10 @@ def viewer(shop: Shop) -> Iterator[str]:
     """The URL of a role that may read our tables, and nothing else."""
     role = unique("viewer").replace("-", "_")
     sql.execute(shop.database, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
-    tables = "processor_migrations, inbox, ledger, unsent, parked_repeats, partition_trouble"
+    tables = (
+        "processor_migrations, inbox, ledger, unsent, parked_repeats, partition_trouble, "
+        "forgotten, pruning, replays, replay_ranges"
+    )
     sql.execute(shop.database, f"GRANT SELECT ON {tables} TO {role}")
     parts = urlsplit(shop.database)
     yield urlunsplit(parts._replace(netloc=f"{role}:x@{parts.netloc.rpartition('@')[2]}"))
