@@ -135,8 +135,9 @@ def test_each_message_is_done_once_by_the_service_or_by_a_replay_beside_it(deplo
     service = start(deployed)
     service.wait_for_partitions(deployed.partitions)
     with started(deployed, "start", "--all", "--execute", "--rate", "500") as running:
-        for n in range(300):
-            sending.send(deployed.bootstrap_servers, deployed.input_topic, messages(f"new {n}"))
+        for first in range(0, 300, 25):
+            new = messages(*(f"new {n}" for n in range(first, first + 25)))
+            sending.send(deployed.bootstrap_servers, deployed.input_topic, new)
         stdout, stderr = running.communicate(timeout=60)
     assert running.returncode == 0, stdout + stderr
     deployed.verifier().wait_until_done()
