@@ -79,7 +79,8 @@ async def read_only(settings: Settings, seconds: float, advice: str) -> AsyncIte
         await connection.execute(BOUND, str(max(1, int(seconds * 1000))))
         try:
             yield connection
-        except asyncpg.QueryCanceledError:
+        # asyncpg loses its place where one of its own questions, about types, is cut off.
+        except (asyncpg.QueryCanceledError, asyncpg.InternalClientError):
             raise SetupError(f"Postgres was asked for {seconds:g} s and has no answer yet; {advice}") from None
 
 
