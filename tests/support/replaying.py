@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.support import sql
+from tests.support import sending, sql
 from tests.support.deployments import PROJECT, Deployment
+
+if TYPE_CHECKING:
+    from tests.conftest import Start
+    from tests.support.sending import Sent
 
 SECONDS = 60
 
@@ -35,6 +39,16 @@ def replay(deployed: Deployment, verb: str, *arguments: str, **environ: str) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def serve(deployed: Deployment, start: Start, *records: Sent, **environ: str) -> None:
+    """Let the service process these, and whatever else is there."""
+    sending.send(deployed.bootstrap_servers, deployed.input_topic, records)
+    service = start(deployed, **environ)
+    service.wait_for_partitions(deployed.partitions)
+    deployed.verifier().wait_until_done()
+    service.terminate()
+    assert service.wait() == 0, service.tail()
 
 
 def copy_of(database: str, name: str) -> str:

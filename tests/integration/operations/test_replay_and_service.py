@@ -15,7 +15,7 @@ from tests.conftest import Deploy, Start
 from tests.support import faulty_table, sending, sql
 from tests.support.deployments import Deployment
 from tests.support.reading import read_all
-from tests.support.replaying import processor, replay, started
+from tests.support.replaying import processor, replay, serve, started
 from tests.support.sending import Sent
 from tests.support.waiting import eventually
 
@@ -31,16 +31,6 @@ def deployed(deployment: Deploy) -> Deployment:
     made = deployment(partitions=1, settings=SETTINGS)
     sql.execute(made.database, faulty_table.CREATE)
     return made
-
-
-def serve(deployed: Deployment, start: Start, *records: Sent, **environ: str) -> None:
-    """Let the service process these."""
-    sending.send(deployed.bootstrap_servers, deployed.input_topic, records)
-    service = start(deployed, **environ)
-    service.wait_for_partitions(deployed.partitions)
-    deployed.verifier().wait_until_done()
-    service.terminate()
-    assert service.wait() == 0, service.tail()
 
 
 def written(deployed: Deployment) -> int:
